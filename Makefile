@@ -1,0 +1,55 @@
+# Every target says after ## what it does; `make` prints them.
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up down status test check fmt migrate queues run psql bench-latency
+
+# Runs a command with the addresses of the local stack.
+WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing (PostgreSQL, Redis) and build everything
+	@scripts/setup
+	@cargo build --workspace
+
+demo: setup ## Run 1,000 events through the whole, kill a worker half-way, and show that nothing was lost or doubled
+	@scripts/demo
+
+up: ## Start the local PostgreSQL, Redis, SQS engine and mail sink on private ports
+	@scripts/setup
+	@scripts/stack up
+
+down: ## Stop them
+	@scripts/stack down
+
+status: ## Show which of them run, and where
+	@scripts/stack status
+
+test: setup ## Run all tests against the local stack
+	@$(WITH_STACK) cargo test --workspace
+
+check: ## Check formatting, lints and documentation
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+
+fmt: ## Format the code
+	@cargo fmt --all
+
+# With DATABASE_URL given these act there; else on the local stack.
+migrate: ## Bring the schema up to date and load the catalogue of units
+	@$(if $(DATABASE_URL),,$(WITH_STACK)) cargo run --quiet --bin workers -- migrate
+
+queues: ## Make the SQS queues, or correct their attributes
+	@$(if $(MONALISA_SQS_QUEUE_URL_PREFIX),,$(WITH_STACK)) cargo run --quiet --bin workers -- queues create
+
+run: ## Run the workers and the relay against the local stack
+	@$(WITH_STACK) MONALISA_RELAY=$${MONALISA_RELAY:-true} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} cargo run --quiet --bin workers
+
+psql: ## Open psql on the local database
+	@$(WITH_STACK) psql "$$DATABASE_URL"
+
+bench-latency: setup ## Measure the time from commit to handler start at idle, with Valkey and without
+	@scripts/bench-latency

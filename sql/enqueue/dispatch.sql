@@ -1,0 +1,11 @@
+-- enqueue/dispatch: the Rust client's call of work.dispatch
+-- $1 unit             text
+-- $2 payload          text, JSON
+-- $3 tenant_id        int8
+-- $4 delay_s          float8, seconds
+-- $5 run_at           timestamptz
+-- $6 idempotency_key  text
+-- $7 traceparent      text
+-- returns   run_id uuid
+-- caller    src/client.rs, in the caller's transaction
+select work.dispatch($1, $2::text::jsonb, $3, make_interval(secs => $4), $5, $6, $7) as run_id

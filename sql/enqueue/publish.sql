@@ -1,0 +1,12 @@
+-- enqueue/publish: the Rust client's call of work.publish
+-- $1 event_type       text
+-- $2 payload          text, JSON
+-- $3 version          int4
+-- $4 tenant_id        int8
+-- $5 delay_s          float8, seconds
+-- $6 run_at           timestamptz
+-- $7 idempotency_key  text
+-- $8 traceparent      text
+-- returns   unit text, run_id uuid: a row a subscriber
+-- caller    src/client.rs, in the caller's transaction
+select p.unit, p.run_id from work.publish($1, $2::text::jsonb, $3, $4, make_interval(secs => $5), $6, $7, $8) p

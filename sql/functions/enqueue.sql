@@ -1,0 +1,32 @@
+-- work.enqueue: writes the run row and the outbox row of each unit, in one statement
+-- $1 units, $2 their run ids in the same order, $3 payload, $4 tenant, $5 due at, $6 traceparent
+-- raises    23503 where the tenant does not exist
+-- caller    work.dispatch, work.publish, after their checks
+-- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
+-- locks     key share on the tenant's row until the caller's commit
+create or replace function work.enqueue(
+  p_units       work.units[],
+  p_run_ids     uuid[],
+  p_payload     jsonb,
+  p_tenant_id   bigint,
+  p_due_at      timestamptz,
+  p_traceparent text
+) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  with run as (
+    insert into work.task_runs
+      (run_id, tenant_id, unit, kind, queue, context, payload, event_type, event_version, traceparent, available_at)
+    select p_run_ids[i], p_tenant_id, u.name, u.kind, u.queue, u.context, p_payload, u.event_type, u.event_version,
+           p_traceparent, p_due_at
+      from generate_subscripts(p_units, 1) i, lateral (select (p_units[i]).*) u
+     order by i
+    returning *
+  ), tenant as (
+    insert into work.outbox_messages (tenant_id, run_id, queue, envelope, available_at)
+    select tenant_id, run_id, queue, work.envelope(run), available_at from run where tenant_id is not null
+  )
+  insert into work.platform_outbox_messages (run_id, queue, envelope, available_at)
+  select run_id, queue, work.envelope(run), available_at from run where tenant_id is null;
+$$;

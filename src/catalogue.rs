@@ -1,0 +1,135 @@
+//! The catalogue: `tasks.json`, generated from the units of a program, and its copy in the database, which decides.
+
+use std::path::Path;
+
+use deadpool_postgres::GenericClient;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config,
+    error::Error,
+    sql,
+    unit::{Kind, Task, Units},
+};
+
+/// What can be dispatched, and who subscribes to which event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Catalogue {
+    /// Version of this form.
+    pub version: u32,
+    /// Every task.
+    pub tasks: Vec<TaskEntry>,
+    /// Every subscription.
+    pub subscriptions: Vec<Subscription>,
+}
+
+/// A task of the catalogue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskEntry {
+    /// Name of the task.
+    pub name: String,
+    /// Queue its runs travel on.
+    pub queue: String,
+    /// `tenant`, `platform` or `system`.
+    pub context: String,
+    /// `skip` or `allow`.
+    pub overlap: String,
+    /// How long one attempt may take.
+    pub timeout_seconds: u32,
+    /// `rate(...)`, where it has a schedule.
+    pub schedule: Option<String>,
+}
+
+/// A subscription of the catalogue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subscription {
+    /// Name of the subscriber.
+    pub name: String,
+    /// Queue its runs travel on.
+    pub queue: String,
+    /// `tenant`, `platform` or `system`.
+    pub context: String,
+    /// How long one attempt may take.
+    pub timeout_seconds: u32,
+    /// Type of the event.
+    #[serde(rename = "type")]
+    pub event_type: String,
+    /// Version of the event.
+    pub version: i32,
+}
+
+impl Catalogue {
+    /// The catalogue of these units, in the order of their names.
+    pub fn of(units: &Units) -> Catalogue {
+        let mut catalogue = Catalogue { version: 1, tasks: Vec::new(), subscriptions: Vec::new() };
+        for unit in units.iter() {
+            match unit.kind {
+                Kind::Task => catalogue.tasks.push(TaskEntry {
+                    name: unit.name.to_owned(),
+                    queue: unit.queue.to_owned(),
+                    context: unit.context.to_owned(),
+                    overlap: unit.overlap.to_owned(),
+                    timeout_seconds: unit.timeout_seconds,
+                    schedule: (!unit.schedule.is_empty()).then(|| unit.schedule.to_owned()),
+                }),
+                Kind::Subscriber { event, version } => catalogue.subscriptions.push(Subscription {
+                    name: unit.name.to_owned(),
+                    queue: unit.queue.to_owned(),
+                    context: unit.context.to_owned(),
+                    timeout_seconds: unit.timeout_seconds,
+                    event_type: event.to_owned(),
+                    version,
+                }),
+            }
+        }
+        catalogue
+    }
+
+    /// As `tasks.json` holds it.
+    pub fn to_json(&self) -> Result<String, Error> {
+        serde_json::to_string_pretty(self).map_err(|error| Error::Other(format!("the catalogue cannot be written: {error}")))
+    }
+
+    /// Loads the file that `MONALISA_TASKS_CATALOG` names. An API does this at boot and does not start without it.
+    pub fn from_environment() -> Result<Catalogue, Error> {
+        Catalogue::from_file(&config::catalogue_path()?)
+    }
+
+    /// Loads a file.
+    pub fn from_file(path: &Path) -> Result<Catalogue, Error> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Error::Config(format!("the catalogue {} cannot be read: {error}; write it with workers tasks generate", path.display()))
+        })?;
+        serde_json::from_str(&text).map_err(|error| {
+            Error::Config(format!("the catalogue {} is not valid: {error}; write it with workers tasks generate", path.display()))
+        })
+    }
+
+    /// Checks that it holds a task the API dispatches; call it once for each at boot.
+    pub fn require<T: Task>(&self) -> Result<&Catalogue, Error> {
+        if self.tasks.iter().any(|task| task.name == T::NAME) {
+            return Ok(self);
+        }
+        Err(Error::Config(format!(
+            "the catalogue holds no task {}: deploy the workers that have it, and their tasks.json, before the API",
+            T::NAME
+        )))
+    }
+
+    /// Compares it with what the database holds and warns where it differs; true where it is the same.
+    pub async fn compare(&self, client: &impl GenericClient) -> Result<bool, Error> {
+        let text = serde_json::to_string(self).map_err(|error| Error::Other(error.to_string()))?;
+        let read = async {
+            let prepared = client.prepare_cached(sql::catalogue::MATCHES.text).await?;
+            let row = client.query_one(&prepared, &[/* catalogue */ &text]).await?;
+            Ok((row.try_get::<_, bool>("loaded")?, row.try_get::<_, bool>("same")?))
+        };
+        let (loaded, same) = read.await.map_err(Error::postgres(sql::catalogue::MATCHES.name))?;
+        if !loaded {
+            tracing::warn!("the database holds no catalogue yet: run workers migrate");
+        } else if !same {
+            tracing::warn!("the catalogue of this process differs from the one in the database, which decides: deploy the workers first");
+        }
+        Ok(same)
+    }
+}

@@ -1,0 +1,128 @@
+//! Scheduling work from Rust, in the caller's transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use tokio_postgres::GenericClient;
+use uuid::Uuid;
+
+use crate::{
+    config::Secret,
+    error::Error,
+    sql,
+    unit::{Event, Task},
+    wake::Waker,
+};
+
+/// What may be said of new work besides its payload. The default is: now, for the session's tenant.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The tenant; without it the session's `app.tenant_id`.
+    pub tenant_id: Option<i64>,
+    /// Not before this has passed; not together with `run_at`.
+    pub delay: Option<Duration>,
+    /// Not before this time; a time in the past means now.
+    pub run_at: Option<DateTime<Utc>>,
+    /// The same key and payload within 24 h answer with the first run.
+    pub idempotency_key: Option<String>,
+    /// W3C trace context.
+    pub traceparent: Option<String>,
+}
+
+impl Options {
+    /// Work of this tenant.
+    pub fn tenant(tenant_id: i64) -> Options {
+        Options { tenant_id: Some(tenant_id), ..Options::default() }
+    }
+}
+
+/// A run that a publish made for a subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// Name of the subscriber.
+    pub unit: String,
+    /// Its run.
+    pub run_id: Uuid,
+}
+
+/// Schedules a run of a task in the caller's transaction: committed with it, or not at all. Returns the run's id.
+///
+/// Errors carry an SQLSTATE of class `ML` and a hint; as any error of PostgreSQL they abort the transaction. After the commit wake
+/// the relay with [`Client::wake`]; without a wake the row goes out at the next sweep.
+pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options: &Options) -> Result<Uuid, Error> {
+    let payload = json(payload)?;
+    let delay = options.delay.map(|delay| delay.as_secs_f64());
+    let row = client
+        .query_one(
+            sql::enqueue::DISPATCH.text,
+            &[
+                /* unit */ &T::NAME,
+                /* payload */ &payload,
+                /* tenant_id */ &options.tenant_id,
+                /* delay_s */ &delay,
+                /* run_at */ &options.run_at,
+                /* idempotency_key */ &options.idempotency_key,
+                /* traceparent */ &options.traceparent,
+            ],
+        )
+        .await;
+    row.and_then(|row| row.try_get("run_id")).map_err(Error::postgres(sql::enqueue::DISPATCH.name))
+}
+
+/// Schedules a run of each subscriber of an event in the caller's transaction; none where nobody subscribes.
+pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: &Options) -> Result<Vec<Published>, Error> {
+    let payload = json(event)?;
+    let delay = options.delay.map(|delay| delay.as_secs_f64());
+    let rows = client
+        .query(
+            sql::enqueue::PUBLISH.text,
+            &[
+                /* event_type */ &E::TYPE,
+                /* payload */ &payload,
+                /* version */ &E::VERSION,
+                /* tenant_id */ &options.tenant_id,
+                /* delay_s */ &delay,
+                /* run_at */ &options.run_at,
+                /* idempotency_key */ &options.idempotency_key,
+                /* traceparent */ &options.traceparent,
+            ],
+        )
+        .await
+        .map_err(Error::postgres(sql::enqueue::PUBLISH.name))?;
+    rows.iter()
+        .map(|row| Ok(Published { unit: row.try_get("unit")?, run_id: row.try_get("run_id")? }))
+        .collect::<Result<_, _>>()
+        .map_err(Error::postgres(sql::enqueue::PUBLISH.name))
+}
+
+fn json(payload: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(payload).map_err(|error| Error::Other(format!("the payload cannot be written as JSON: {error}")))
+}
+
+/// Wakes the relay after commits. Cheap to share; without Valkey it does nothing.
+#[derive(Default)]
+pub struct Client {
+    waker: Option<Waker>,
+}
+
+impl Client {
+    /// A client that wakes through this Valkey or Redis, or through none.
+    pub fn new(valkey_url: Option<&str>) -> Result<Client, Error> {
+        Ok(Client { waker: valkey_url.map(|url| Waker::new(&Secret::new(url))).transpose()? })
+    }
+
+    /// Commits a transaction in which work was scheduled, then wakes the relay. The error is that of the commit alone.
+    pub async fn commit(&self, transaction: tokio_postgres::Transaction<'_>) -> Result<(), tokio_postgres::Error> {
+        transaction.commit().await?;
+        self.wake().await;
+        Ok(())
+    }
+
+    /// Wakes the relay: at most half a second, and never an error. Call it after the commit, not before.
+    pub async fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake().await;
+        }
+    }
+}

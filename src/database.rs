@@ -1,0 +1,270 @@
+//! PostgreSQL: the address with its TLS mode, connections with the runtime's own settings, and the pools by purpose.
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use futures_util::future::BoxFuture;
+use tokio::{runtime::Handle, task::JoinHandle};
+use tokio_postgres::{Client, NoTls, config::SslMode};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::{
+    error::{Error, chain, postgres_text},
+    tls,
+};
+
+/// How long a connection may take to be made, and how long a silent peer is waited for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where PostgreSQL is and how to get there.
+#[derive(Clone, Default)]
+pub struct Database {
+    config: tokio_postgres::Config,
+    tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.label())
+    }
+}
+
+impl Database {
+    /// Reads a `postgres://` URL. `sslmode` is one of the five forms of libpq, `sslrootcert` a file with the authorities to trust.
+    /// The error never quotes the URL.
+    pub fn parse(text: &str) -> Result<Database, String> {
+        let shape = "it has the form postgres://user:password@host:5432/database?sslmode=verify-full; percent-encode special characters in the password";
+        let mut url = url::Url::parse(text).map_err(|problem| format!("not a URL ({problem}); {shape}"))?;
+        if !matches!(url.scheme(), "postgres" | "postgresql") {
+            return Err(format!("not a postgres:// URL; {shape}"));
+        }
+        let mut mode = "prefer".to_owned();
+        let mut roots = None;
+        let mut rest = Vec::new();
+        for (name, value) in url.query_pairs() {
+            match &*name {
+                "sslmode" => mode = value.into_owned(),
+                "sslrootcert" => roots = Some(value.into_owned()),
+                _ => rest.push((name.into_owned(), value.into_owned())),
+            }
+        }
+        url.set_query(None);
+        if !rest.is_empty() {
+            url.query_pairs_mut().extend_pairs(rest);
+        }
+        let mut config = tokio_postgres::Config::from_str(url.as_str()).map_err(|problem| format!("{}; {shape}", chain(&problem)))?;
+        config.ssl_mode(match mode.as_str() {
+            "disable" => SslMode::Disable,
+            "prefer" => SslMode::Prefer,
+            "require" | "verify-ca" | "verify-full" => SslMode::Require,
+            _ => return Err("sslmode is one of disable, prefer, require, verify-ca, verify-full".to_owned()),
+        });
+        let verify = match (mode.as_str(), &roots) {
+            ("disable", _) => None,
+            ("verify-full", _) => Some(tls::Verify::Full),
+            // As in libpq: with an authority at hand, require checks the chain too.
+            ("verify-ca", _) | ("require", Some(_)) => Some(tls::Verify::Chain),
+            _ => Some(tls::Verify::Nothing),
+        };
+        let tls = verify.map(|verify| tls::client(verify, roots.as_deref())).transpose()?.map(Arc::new);
+        config
+            .connect_timeout(CONNECT_TIMEOUT)
+            .keepalives_idle(Duration::from_secs(10))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3)
+            .tcp_user_timeout(SILENCE_TIMEOUT);
+        Ok(Database { config, tls })
+    }
+
+    /// Host, database and user; for messages.
+    pub fn label(&self) -> String {
+        let hosts: Vec<String> = self
+            .config
+            .get_hosts()
+            .iter()
+            .map(|host| match host {
+                tokio_postgres::config::Host::Tcp(name) => name.clone(),
+                #[cfg(unix)]
+                tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
+            })
+            .collect();
+        format!(
+            "database {} on {} as {}",
+            self.config.get_dbname().or(self.config.get_user()).unwrap_or("?"),
+            hosts.join(","),
+            self.config.get_user().unwrap_or("?")
+        )
+    }
+
+    /// One connection outside the pools, for commands; its work runs on the current runtime.
+    pub async fn connect(&self, purpose: &str) -> Result<Client, Error> {
+        let mut config = self.config.clone();
+        config.application_name(format!("monalisa {purpose}"));
+        let driver = Driver { tls: self.tls.clone(), runtime: Handle::current() };
+        let (client, _) = driver.open(&config).await.map_err(|error| self.unreachable(&error))?;
+        client.batch_execute(&session_settings(Duration::from_secs(60))).await.map_err(Error::postgres("session settings"))?;
+        Ok(client)
+    }
+
+    fn unreachable(&self, error: &tokio_postgres::Error) -> Error {
+        Error::Pool(format!("{}: {}", self.label(), postgres_text(error)))
+    }
+
+    /// A pool for one purpose. Connections are driven on `runtime`, so that a handler that blocks its thread stops none.
+    fn pool(&self, purpose: &'static str, size: usize, idle_in_transaction: Duration, runtime: &Handle) -> Result<Pool, Error> {
+        let mut config = self.config.clone();
+        config.application_name(format!("monalisa {purpose}"));
+        let driver = Driver { tls: self.tls.clone(), runtime: runtime.clone() };
+        let manager = Manager::from_connect(config, driver, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let settings = Arc::new(session_settings(idle_in_transaction));
+        Pool::builder(manager)
+            .max_size(size)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(CONNECT_TIMEOUT))
+            .create_timeout(Some(CONNECT_TIMEOUT))
+            .recycle_timeout(Some(CONNECT_TIMEOUT))
+            .post_create(Hook::async_fn(move |client, _| {
+                let settings = settings.clone();
+                Box::pin(async move { client.batch_execute(&settings).await.map_err(HookError::Backend) })
+            }))
+            .build()
+            .map_err(|error| Error::Other(format!("pool {purpose}: {error}")))
+    }
+}
+
+/// What each session of the runtime sets, whatever defaults a DBA gave the role.
+fn session_settings(idle_in_transaction: Duration) -> String {
+    format!(
+        "set session characteristics as transaction isolation level read committed; \
+         set statement_timeout = '60s'; set lock_timeout = '10s'; \
+         set idle_in_transaction_session_timeout = '{}ms'; set timezone = 'UTC'; set client_min_messages = 'warning'",
+        idle_in_transaction.as_millis()
+    )
+}
+
+/// Opens connections and drives them on the runtime it is given.
+struct Driver {
+    tls: Option<Arc<rustls::ClientConfig>>,
+    runtime: Handle,
+}
+
+impl Driver {
+    async fn open(&self, config: &tokio_postgres::Config) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+        // What a lost connection says reaches whoever uses it; nothing to log here.
+        match &self.tls {
+            None => {
+                let (client, connection) = config.connect(NoTls).await?;
+                Ok((client, self.runtime.spawn(async move { drop(connection.await) })))
+            }
+            Some(tls) => {
+                let (client, connection) = config.connect(MakeRustlsConnect::new((**tls).clone())).await?;
+                Ok((client, self.runtime.spawn(async move { drop(connection.await) })))
+            }
+        }
+    }
+}
+
+impl deadpool_postgres::Connect for Driver {
+    fn connect(&self, config: &tokio_postgres::Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        let config = config.clone();
+        Box::pin(async move { self.open(&config).await })
+    }
+}
+
+/// The connections of the process, by purpose, so that no part waits on another's.
+#[derive(Clone)]
+pub struct Pools {
+    /// The relay: one, or one a queue where the pool has room.
+    pub relay: Pool,
+    /// Judging, starting and heartbeats.
+    pub control: Pool,
+    /// Effect transactions: one a slot.
+    pub effect: Pool,
+    /// Records of failures, progress, handlers' own transactions: one a slot.
+    pub record: Pool,
+}
+
+/// How many connections each purpose gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolPlan {
+    /// For the relay.
+    pub relay: usize,
+    /// For judging, starting and heartbeats.
+    pub control: usize,
+    /// For effects, and as many again for records.
+    pub slots: usize,
+}
+
+impl PoolPlan {
+    /// Shares out the pool; the error shows the number configured and the number needed.
+    pub fn new(configured: Option<usize>, slots: usize) -> Result<PoolPlan, String> {
+        let needed = 2 * slots + 2;
+        let size = configured.unwrap_or(needed);
+        if size < needed {
+            return Err(format!(
+                "DATABASE_POOL_SIZE is {size}, but {needed} connections are needed: 2 for each of the {slots} slots (the concurrency of the \
+                 units on the consumed queues), 1 for the relay and 1 for control; raise it to {needed} or lower MONALISA_CONCURRENCY"
+            ));
+        }
+        let spare = size - needed;
+        let relay = if spare >= 3 { 4 } else { 1 };
+        Ok(PoolPlan { relay, control: 1 + (spare - (relay - 1)).min(2), slots })
+    }
+}
+
+impl Pools {
+    /// Makes the pools; opens no connection yet. `longest` is the longest timeout of a unit.
+    pub fn new(database: &Database, plan: PoolPlan, send_timeout: Duration, longest: Duration, runtime: &Handle) -> Result<Pools, Error> {
+        let margin = Duration::from_secs(30);
+        Ok(Pools {
+            relay: database.pool("relay", plan.relay, send_timeout + Duration::from_secs(5), runtime)?,
+            control: database.pool("control", plan.control, margin, runtime)?,
+            effect: database.pool("effect", plan.slots.max(1), longest + margin, runtime)?,
+            record: database.pool("record", plan.slots.max(1), longest + margin, runtime)?,
+        })
+    }
+}
+
+/// A connection of a pool, or why there is none.
+pub(crate) async fn get(pool: &Pool) -> Result<Object, Error> {
+    pool.get().await.map_err(|error| match error {
+        deadpool_postgres::PoolError::Backend(error) | deadpool_postgres::PoolError::PostCreateHook(HookError::Backend(error)) => {
+            Error::Pool(postgres_text(&error))
+        }
+        other => Error::Pool(other.to_string()),
+    })
+}
+
+/// Takes a connection out of its pool and closes it: its session may be in a transaction, or in the middle of a statement.
+pub(crate) fn discard(connection: Object) {
+    drop(Object::take(connection));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_is_shared_out_by_purpose() {
+        assert_eq!(PoolPlan::new(None, 4), Ok(PoolPlan { relay: 1, control: 1, slots: 4 }));
+        assert_eq!(PoolPlan::new(Some(13), 4), Ok(PoolPlan { relay: 4, control: 1, slots: 4 }));
+        let refused = PoolPlan::new(Some(9), 4).expect_err("one too few");
+        assert!(refused.contains("is 9") && refused.contains("10 connections"), "{refused}");
+    }
+
+    #[test]
+    fn every_sslmode_of_libpq_is_understood() {
+        for mode in ["disable", "prefer", "require", "verify-ca", "verify-full"] {
+            let parsed = Database::parse(&format!("postgres://u@h/d?sslmode={mode}"));
+            assert!(parsed.is_ok(), "{mode}: {:?}", parsed.err());
+        }
+        assert!(Database::parse("postgres://u@h/d?sslmode=allow").is_err());
+    }
+
+    #[test]
+    fn a_password_with_every_url_character_is_read() {
+        let database = Database::parse("postgres://u:p%40s%3As%2Fw%3Fo%23r%25d@h/d").expect("usable");
+        assert_eq!(database.config.get_password(), Some("p@s:s/w?o#r%d".as_bytes()));
+    }
+}

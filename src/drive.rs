@@ -1,0 +1,119 @@
+//! The one background loop: everything that runs on is a tick that is safe to repeat.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::error::Error;
+
+/// What a tick says about the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// There is more: at once.
+    Busy,
+    /// Nothing to do: after this pause, unless something wakes it.
+    Idle(Duration),
+}
+
+/// When a part last made progress; `/healthz` reads it.
+#[derive(Debug, Clone)]
+pub(crate) struct Pulse(Arc<Mutex<(Option<Instant>, Option<String>)>>);
+
+impl Pulse {
+    pub(crate) fn new() -> Self {
+        Pulse(Arc::new(Mutex::new((None, None))))
+    }
+
+    /// Progress was made.
+    pub(crate) fn beat(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Some(Instant::now()), None);
+    }
+
+    fn failed(&self, error: &Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = Some(error.to_string());
+    }
+
+    /// How long ago progress was made (`None`: never), and the error since.
+    pub(crate) fn read(&self) -> (Option<Duration>, Option<String>) {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.0.map(|at| at.elapsed()), state.1.clone())
+    }
+}
+
+/// Pauses after errors: doubled, with jitter, up to a limit.
+#[derive(Debug)]
+pub(crate) struct Pause {
+    limit: Duration,
+    failures: u32,
+}
+
+impl Pause {
+    pub(crate) fn new(limit: Duration) -> Self {
+        Pause { limit, failures: 0 }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// The next pause: 0.5 s at first, then up to the limit.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10)).min(self.limit);
+        self.failures = self.failures.saturating_add(1);
+        pause.mul_f64(rand::random_range(1.0..1.25))
+    }
+}
+
+/// Something that runs on.
+pub(crate) trait Part: Send {
+    /// For logs.
+    fn name(&self) -> &'static str;
+
+    /// One step, safe to repeat after an error; never dropped in the middle.
+    fn tick(&mut self) -> impl Future<Output = Result<Next, Error>> + Send;
+
+    /// Ends an idle pause early.
+    fn woken(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+}
+
+/// Runs a part's ticks until cancelled. An error is logged here, once, and followed by a growing pause of at least half a second and
+/// at most `limit`.
+pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: Pulse, limit: Duration) {
+    let mut pause = Pause::new(limit);
+    while !stop.is_cancelled() {
+        let idle = match part.tick().await {
+            Ok(next) => {
+                pause.reset();
+                pulse.beat();
+                match next {
+                    Next::Busy => {
+                        // A tick that never waits must not starve its neighbours.
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
+                    Next::Idle(idle) => idle,
+                }
+            }
+            Err(error) => {
+                let wait = pause.next();
+                tracing::error!(part = part.name(), %error, pause_ms = wait.as_millis() as u64, "failed; trying again after a pause");
+                pulse.failed(&error);
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = tokio::time::sleep(wait) => {}
+                }
+                continue;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(idle) => {}
+            () = part.woken() => {}
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The JSON that travels. A worker trusts only `runId`, `generation` and `deadLetter.generation`; the rest is for people.
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+/// What a worker reads of a message body.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Envelope {
+    /// The run it is about.
+    pub run_id: Uuid,
+    /// The generation it was sent for.
+    pub generation: i32,
+    /// Present in a dead letter; in a message on a main queue it is an operator's redrive.
+    #[serde(default)]
+    pub dead_letter: Option<DeadLetter>,
+}
+
+/// Why a run ended in the dead-letter queue.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeadLetter {
+    /// The generation that failed.
+    pub generation: i32,
+    /// The code of the failure, such as `NOT_FOUND`.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// The text of the failure.
+    #[serde(default)]
+    pub text: Option<String>,
+    /// Which attempt failed for good.
+    #[serde(default)]
+    pub attempt: Option<i64>,
+    /// The worker it failed on.
+    #[serde(default)]
+    pub worker: Option<String>,
+    /// When, RFC 3339.
+    #[serde(default)]
+    pub at: Option<String>,
+}
+
+impl Envelope {
+    /// Reads a message body; the error says in words why it is not ours, without quoting it.
+    pub fn read(body: &str) -> Result<Envelope, String> {
+        let envelope: Envelope = serde_json::from_str(body).map_err(|error| match error.classify() {
+            serde_json::error::Category::Data => "the body is JSON, but not an envelope with runId and generation".to_owned(),
+            _ => format!("the body is not JSON (line {}, column {})", error.line(), error.column()),
+        })?;
+        if envelope.generation < 1 {
+            return Err("the generation of the envelope is below 1".to_owned());
+        }
+        Ok(envelope)
+    }
+
+    /// The generation a redriven dead letter was made for, 0 without one.
+    pub fn mark(&self) -> i32 {
+        self.dead_letter.as_ref().map_or(0, |letter| letter.generation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_trusts_and_ignores_the_rest() {
+        let read = Envelope::read(r#"{"v":1,"runId":"01a22cd2-23e0-7839-a807-d1bcc76c81c6","generation":2,"tenantId":"x"}"#);
+        assert_eq!(read.map(|envelope| (envelope.generation, envelope.mark())), Ok((2, 0)));
+    }
+
+    #[test]
+    fn says_why_a_foreign_body_is_refused() {
+        for body in ["hello", "[]", "null", "", r#"{"run_id":42}"#, r#"{"runId":"x","generation":1}"#] {
+            assert!(Envelope::read(body).is_err(), "{body}");
+        }
+        let zero = r#"{"runId":"01a22cd2-23e0-7839-a807-d1bcc76c81c6","generation":0}"#;
+        assert_eq!(Envelope::read(zero), Err("the generation of the envelope is below 1".to_owned()));
+    }
+}

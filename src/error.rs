@@ -1,0 +1,108 @@
+//! Errors, named by what the caller does next.
+
+use std::{error::Error as StdError, fmt::Write as _};
+
+use tokio_postgres::error::SqlState;
+
+/// What went wrong at the edge to PostgreSQL, SQS or Valkey.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// PostgreSQL answered with an error, or the connection failed.
+    #[error("{}: {}", .statement, postgres_text(.source))]
+    Postgres {
+        /// Name of the statement.
+        statement: &'static str,
+        /// What the driver said.
+        source: tokio_postgres::Error,
+    },
+    /// No connection to PostgreSQL could be had in time.
+    #[error("no connection to PostgreSQL: {0}")]
+    Pool(String),
+    /// SQS refused a call, or did not answer in time.
+    #[error("SQS {action} failed: {text}")]
+    Sqs {
+        /// The action, such as `SendMessageBatch`.
+        action: &'static str,
+        /// Code and text, without any message body.
+        text: String,
+    },
+    /// Valkey refused a command, or did not answer in time.
+    #[error("Valkey: {0}")]
+    Valkey(String),
+    /// The configuration cannot be used; every problem on a line of its own.
+    #[error("the configuration cannot be used:\n{0}")]
+    Config(String),
+    /// Somebody holds what is needed; try again later.
+    #[error("{0}")]
+    Busy(String),
+    /// Anything else, in words that say what to do.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Error {
+    /// Wraps what the driver said of a statement.
+    pub(crate) fn postgres(statement: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
+        move |source| Error::Postgres { statement, source }
+    }
+
+    /// The SQLSTATE, where PostgreSQL answered with one.
+    pub fn sqlstate(&self) -> Option<&SqlState> {
+        match self {
+            Error::Postgres { source, .. } => source.code(),
+            _ => None,
+        }
+    }
+
+    /// Whether the session itself is gone or of no use any more: lost, shut down, or on a server that is now read-only.
+    pub fn session_is_gone(&self) -> bool {
+        match self {
+            Error::Postgres { source, .. } => session_is_gone(source),
+            Error::Pool(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Whether an error of the driver means that the session is gone, rather than that a statement was refused.
+pub(crate) fn session_is_gone(error: &tokio_postgres::Error) -> bool {
+    if error.is_closed() {
+        return true;
+    }
+    match error.code() {
+        Some(code) => {
+            let code = code.code();
+            code.starts_with("08") || code.starts_with("57P") || code == "25006" || code == "25P03"
+        }
+        // Without an SQLSTATE the error came from the connection, or from reading a value (a bug of the caller).
+        None => error.source().is_some_and(|source| source.is::<std::io::Error>()),
+    }
+}
+
+/// The message, SQLSTATE and hint of an error; never its detail, which may quote a row.
+pub(crate) fn postgres_text(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => {
+            let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
+            if let Some(hint) = db.hint() {
+                let _ = write!(text, "; {hint}");
+            }
+            text
+        }
+        None => chain(error),
+    }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            let _ = write!(text, ": {part}");
+        }
+        cause = error.source();
+    }
+    text
+}

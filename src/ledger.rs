@@ -1,0 +1,389 @@
+//! The ledger of runs, one short function per SQL file, and the transactions made of them.
+//!
+//! Locks go run row first, then outbox row. Whoever changes a run so that it needs a message re-issues it in the same transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use deadpool_postgres::{GenericClient, Object, Transaction};
+use tokio_postgres::{IsolationLevel, Row};
+use uuid::Uuid;
+
+use crate::{
+    database,
+    error::Error,
+    sql::{self, Statement},
+};
+
+/// How long a re-issue waits for a relay that holds the outbox row.
+const REISSUE_LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
+
+/// A message as the judge sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Delivery {
+    /// The run it is about.
+    pub run_id: Uuid,
+    /// The generation it was sent for.
+    pub generation: i32,
+    /// `deadLetter.generation`, 0 without one.
+    pub mark: i32,
+    /// How often SQS handed it out.
+    pub receives: i32,
+}
+
+/// What to do with a message; the order of judgement stands in `sql/runs/judge.sql`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// There is no such run.
+    NoRun,
+    /// It is of an older generation, or its run is final: delete it.
+    Over,
+    /// An operator's redrive of a failed run.
+    Redriven,
+    /// It was received so often that SQS would soon move it away: re-issue, delete.
+    Spent,
+    /// Running under a live lease, or not due before that: hide it so long.
+    Wait(Duration),
+    /// Its worker died and its five are used up.
+    Condemned,
+    /// This process does not know its unit.
+    Unknown(String),
+    /// It may start, but only alone in its process.
+    Suspect(String),
+    /// It may start.
+    Ready(String),
+}
+
+/// A run whose lease this process took.
+#[derive(Debug, Clone)]
+pub struct Started {
+    /// The run.
+    pub run_id: Uuid,
+    /// The lease.
+    pub token: Uuid,
+    /// Name of the unit.
+    pub unit: String,
+    /// Tenant; `None` for platform and system work.
+    pub tenant_id: Option<i64>,
+    /// Generation of the run.
+    pub generation: i32,
+    /// Failed attempts before this one.
+    pub failures: i32,
+    /// Crashed attempts before this one.
+    pub crashes: i32,
+    /// The payload as text, digit for digit.
+    pub payload: String,
+    /// The occurrence a schedule fired it for.
+    pub scheduled_for: Option<DateTime<Utc>>,
+    /// Trace context of the caller.
+    pub traceparent: Option<String>,
+    /// When it started, by the database clock.
+    pub started_at: DateTime<Utc>,
+}
+
+impl Started {
+    /// Which of its five tries this is, from 1.
+    pub fn attempt(&self) -> i32 {
+        self.failures + self.crashes + 1
+    }
+}
+
+/// What a failure became.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// It will be tried again.
+    Retrying,
+    /// It is final, and its dead letter is pending in the outbox.
+    Failed,
+    /// The lease was lost: nothing was recorded, and the message is not ours to touch.
+    LeaseLost,
+}
+
+async fn rows(
+    client: &impl GenericClient,
+    statement: Statement,
+    parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+) -> Result<Vec<Row>, Error> {
+    let read = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        client.query(&prepared, parameters).await
+    };
+    read.await.map_err(Error::postgres(statement.name))
+}
+
+/// Judges messages, in their order.
+pub async fn judge(client: &impl GenericClient, deliveries: &[Delivery], known: &[&str]) -> Result<Vec<Verdict>, Error> {
+    let run_ids: Vec<Uuid> = deliveries.iter().map(|delivery| delivery.run_id).collect();
+    let generations: Vec<i32> = deliveries.iter().map(|delivery| delivery.generation).collect();
+    let marks: Vec<i32> = deliveries.iter().map(|delivery| delivery.mark).collect();
+    let receives: Vec<i32> = deliveries.iter().map(|delivery| delivery.receives).collect();
+    let judged = rows(client, sql::runs::JUDGE, &[&run_ids, &generations, &marks, &receives, &known]).await?;
+    judged.iter().map(verdict).collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::JUDGE.name))
+}
+
+fn verdict(row: &Row) -> Result<Verdict, tokio_postgres::Error> {
+    let unit = || row.try_get::<_, String>("unit");
+    Ok(match row.try_get("verdict")? {
+        "no_run" => Verdict::NoRun,
+        "redriven" => Verdict::Redriven,
+        "spent" => Verdict::Spent,
+        "held" | "early" => Verdict::Wait(Duration::try_from_secs_f64(row.try_get("wait_s")?).unwrap_or_default()),
+        "condemned" => Verdict::Condemned,
+        "unknown" => Verdict::Unknown(unit()?),
+        "suspect" => Verdict::Suspect(unit()?),
+        "ready" => Verdict::Ready(unit()?),
+        _ => Verdict::Over,
+    })
+}
+
+/// A run to start, with the lease it is to have.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// The message that offers it.
+    pub delivery: Delivery,
+    /// The new token.
+    pub token: Uuid,
+    /// How long the lease lasts.
+    pub lease: Duration,
+}
+
+/// Takes the lease of runs that may start; those missing from the answer are judged again.
+pub async fn start(client: &impl GenericClient, starts: &[Start], alone: bool, worker: &str) -> Result<Vec<Started>, Error> {
+    let run_ids: Vec<Uuid> = starts.iter().map(|start| start.delivery.run_id).collect();
+    let generations: Vec<i32> = starts.iter().map(|start| start.delivery.generation).collect();
+    let tokens: Vec<Uuid> = starts.iter().map(|start| start.token).collect();
+    let leases: Vec<f64> = starts.iter().map(|start| start.lease.as_secs_f64()).collect();
+    // A start may stay unflushed only at its message's first receive: a crash of the server then forgets it without a trace.
+    let flush = if starts.iter().all(|start| start.delivery.receives == 1) { "off" } else { "on" };
+    let started = rows(client, sql::runs::START, &[&run_ids, &generations, &tokens, &leases, /* alone */ &alone, &worker, &flush]).await?;
+    started
+        .iter()
+        .map(|row| {
+            Ok(Started {
+                run_id: row.try_get("run_id")?,
+                token: row.try_get("token")?,
+                unit: row.try_get("unit")?,
+                tenant_id: row.try_get("tenant_id")?,
+                generation: row.try_get("generation")?,
+                failures: row.try_get("failures")?,
+                crashes: row.try_get("crashes")?,
+                payload: row.try_get("payload")?,
+                scheduled_for: row.try_get("scheduled_for")?,
+                traceparent: row.try_get("traceparent")?,
+                started_at: row.try_get("started_at")?,
+            })
+        })
+        .collect::<Result<_, _>>()
+        .map_err(Error::postgres(sql::runs::START.name))
+}
+
+/// A lease to extend.
+#[derive(Debug, Clone, Copy)]
+pub struct Lease {
+    /// The run.
+    pub run_id: Uuid,
+    /// The token this process holds.
+    pub token: Uuid,
+    /// How long it is to last from now.
+    pub lease: Duration,
+}
+
+/// Extends leases; returns the runs of those that are lost. One that is being finished just now is neither.
+pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec<Uuid>, Error> {
+    let run_ids: Vec<Uuid> = leases.iter().map(|lease| lease.run_id).collect();
+    let tokens: Vec<Uuid> = leases.iter().map(|lease| lease.token).collect();
+    let seconds: Vec<f64> = leases.iter().map(|lease| lease.lease.as_secs_f64()).collect();
+    let answer = rows(client, sql::runs::EXTEND, &[&run_ids, &tokens, &seconds]).await?;
+    let lost = answer.iter().filter_map(|row| match row.try_get::<_, bool>("lost") {
+        Ok(true) => Some(row.try_get("run_id")),
+        Ok(false) => None,
+        Err(error) => Some(Err(error)),
+    });
+    lost.collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::EXTEND.name))
+}
+
+/// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
+pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
+    let begin = "begin isolation level read committed read write";
+    let limit = format!(
+        "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0",
+        idle.as_millis()
+    );
+    connection.batch_execute(&format!("{begin}; {limit}")).await.map_err(Error::postgres("effect begin"))?;
+    let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();
+    rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &run.unit, /* token */ &run.token.to_string()]).await.map(drop)
+}
+
+/// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
+pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>) -> Result<(), Error> {
+    rows(connection, sql::runs::SUCCEED, &[&run.run_id, &run.token, &outcome]).await.map(drop)
+}
+
+/// Finishes a run whose handler used no effect transaction.
+pub(crate) async fn succeed_alone(client: &impl GenericClient, run: &Started, outcome: Option<&str>) -> Result<(), Error> {
+    rows(client, sql::runs::SUCCEED_ALONE, &[&run.run_id, &run.token, &outcome]).await.map(drop)
+}
+
+/// What a failed attempt is recorded with.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Capital letters, digits and underscores.
+    pub code: String,
+    /// Cut and cleaned text.
+    pub text: String,
+    /// Whether it fails at once.
+    pub permanent: bool,
+    /// Wait before the next attempt.
+    pub backoff: Duration,
+    /// Whether the next attempt comes through the outbox, because SQS cannot hide the message that long or again.
+    pub through_outbox: bool,
+}
+
+/// Records a failed attempt, and in the same transaction the dead letter, or the message of the next attempt where it comes
+/// through the outbox.
+pub(crate) async fn fail(connection: &mut Object, run_id: Uuid, token: Uuid, failure: &Failure) -> Result<Recorded, Error> {
+    let transaction = begin(connection).await?;
+    let delay = failure.backoff.as_secs_f64();
+    let answer =
+        rows(&transaction, sql::runs::FAIL, &[&run_id, &token, &failure.code, &failure.text, &failure.permanent, /* delay_s */ &delay])
+            .await?;
+    let Some(row) = answer.first() else { return Ok(Recorded::LeaseLost) };
+    let failed = row.try_get::<_, &str>("status").map_err(Error::postgres(sql::runs::FAIL.name))? == "failed";
+    if failed || failure.through_outbox {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::FAIL.name).await?;
+    Ok(if failed { Recorded::Failed } else { Recorded::Retrying })
+}
+
+/// Gives runs back with a reason, re-issued in the same transaction; returns those whose messages may be deleted now.
+pub(crate) async fn give_back(
+    connection: &mut Object,
+    runs: &[(Uuid, Uuid)],
+    reason: &str,
+    delay: Duration,
+    interrupted: bool,
+) -> Result<Vec<Uuid>, Error> {
+    let transaction = begin(connection).await?;
+    let given = give_back_rows(&transaction, runs, reason, delay, interrupted).await?;
+    reissue(&transaction, &given).await?;
+    commit(transaction, sql::runs::GIVE_BACK.name).await?;
+    Ok(given)
+}
+
+/// Gives runs back without a new message: for a drain whose outbox row stays locked; visibility 0 then returns the message.
+pub(crate) async fn give_back_by_visibility(client: &impl GenericClient, runs: &[(Uuid, Uuid)], reason: &str) -> Result<Vec<Uuid>, Error> {
+    give_back_rows(client, runs, reason, Duration::ZERO, false).await
+}
+
+async fn give_back_rows(
+    client: &impl GenericClient,
+    runs: &[(Uuid, Uuid)],
+    reason: &str,
+    delay: Duration,
+    interrupted: bool,
+) -> Result<Vec<Uuid>, Error> {
+    let (run_ids, tokens): (Vec<Uuid>, Vec<Uuid>) = runs.iter().copied().unzip();
+    let delay = delay.as_secs_f64();
+    let given =
+        rows(client, sql::runs::GIVE_BACK, &[&run_ids, &tokens, &reason, /* delay_s */ &delay, /* interrupted */ &interrupted]).await?;
+    ids(&given, sql::runs::GIVE_BACK)
+}
+
+/// What a deferral became.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Deferred {
+    /// Hide the message so long.
+    Until(Duration),
+    /// The sixth time: failed, its dead letter pending.
+    Failed,
+    /// Somebody else holds it, or it is final: judge again.
+    Changed,
+}
+
+/// Sets back a run whose unit this process does not know.
+pub(crate) async fn defer(connection: &mut Object, run_id: Uuid, worker: &str) -> Result<Deferred, Error> {
+    let transaction = begin(connection).await?;
+    let answer = rows(&transaction, sql::runs::DEFER, &[&run_id, &worker]).await?;
+    let Some(row) = answer.first() else { return Ok(Deferred::Changed) };
+    let delay: Option<f64> = row.try_get("delay_s").map_err(Error::postgres(sql::runs::DEFER.name))?;
+    if delay.is_none() {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::DEFER.name).await?;
+    Ok(delay.map_or(Deferred::Failed, |seconds| Deferred::Until(Duration::from_secs_f64(seconds))))
+}
+
+/// Fails a run whose worker died and whose five are used up; false where somebody else judged it first.
+pub(crate) async fn condemn(connection: &mut Object, run_id: Uuid) -> Result<bool, Error> {
+    let transaction = begin(connection).await?;
+    let condemned = !rows(&transaction, sql::runs::CONDEMN, &[&run_id]).await?.is_empty();
+    if condemned {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::CONDEMN.name).await?;
+    Ok(condemned)
+}
+
+/// Reopens the failed run of a redriven dead letter; false where it was reopened before.
+pub(crate) async fn reopen(connection: &mut Object, run_id: Uuid, mark: i32, worker: &str) -> Result<bool, Error> {
+    let transaction = begin(connection).await?;
+    let reopened = !rows(&transaction, sql::runs::REOPEN, &[&run_id, &mark, &worker]).await?.is_empty();
+    if reopened {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::REOPEN.name).await?;
+    Ok(reopened)
+}
+
+/// Re-issues unfinished runs as they are; a message of one that is final needs no successor.
+pub(crate) async fn renew(connection: &mut Object, run_ids: &[Uuid]) -> Result<(), Error> {
+    let transaction = begin(connection).await?;
+    let unfinished = ids(&rows(&transaction, sql::runs::LOCK_UNFINISHED, &[&run_ids]).await?, sql::runs::LOCK_UNFINISHED)?;
+    reissue(&transaction, &unfinished).await?;
+    commit(transaction, sql::runs::LOCK_UNFINISHED.name).await
+}
+
+/// Sends waiting runs back through the outbox with a delay, because their unit is full here.
+pub(crate) async fn postpone(connection: &mut Object, run_ids: &[Uuid], delay: Duration) -> Result<(), Error> {
+    let transaction = begin(connection).await?;
+    let delay = delay.as_secs_f64();
+    let waiting = ids(&rows(&transaction, sql::runs::POSTPONE, &[&run_ids, /* delay_s */ &delay]).await?, sql::runs::POSTPONE)?;
+    reissue(&transaction, &waiting).await?;
+    commit(transaction, sql::runs::POSTPONE.name).await
+}
+
+/// Writes what a handler reports.
+pub(crate) async fn progress(client: &impl GenericClient, run_id: Uuid, token: Uuid, percent: i32) -> Result<(), Error> {
+    rows(client, sql::runs::PROGRESS, &[&run_id, &token, &percent]).await.map(drop)
+}
+
+async fn begin(connection: &mut Object) -> Result<Transaction<'_>, Error> {
+    let transaction =
+        connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await.map_err(Error::postgres("begin"))?;
+    transaction.batch_execute(REISSUE_LOCK_TIMEOUT).await.map_err(Error::postgres("begin"))?;
+    Ok(transaction)
+}
+
+async fn commit(transaction: Transaction<'_>, statement: &'static str) -> Result<(), Error> {
+    transaction.commit().await.map_err(Error::postgres(statement))
+}
+
+async fn reissue(transaction: &Transaction<'_>, run_ids: &[Uuid]) -> Result<(), Error> {
+    if run_ids.is_empty() {
+        return Ok(());
+    }
+    rows(transaction, sql::runs::REISSUE, &[&run_ids]).await.map(drop)
+}
+
+fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
+    rows.iter().map(|row| row.try_get("run_id")).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
+}
+
+/// Ends an effect transaction without its effect. The connection returns to its pool only where the rollback was answered in time.
+pub(crate) async fn roll_back(connection: Object) {
+    let answered = tokio::time::timeout(Duration::from_secs(5), connection.batch_execute("rollback")).await;
+    if !matches!(answered, Ok(Ok(()))) {
+        database::discard(connection);
+    }
+}

@@ -1,0 +1,134 @@
+//! Migrations under an advisory lock, then everything that is applied anew: functions, guards, grants, the catalogue.
+
+use std::time::Duration;
+
+use tokio_postgres::{Client, error::SqlState};
+
+use crate::{catalogue::Catalogue, database::Database, error::Error, sql};
+
+mod embedded {
+    refinery::embed_migrations!("migrations");
+}
+
+/// Key of the advisory lock that one migration at a time holds.
+const LOCK: i64 = 0x006d_6f6e_616c_6973; // "monalis"
+/// How long a statement waits for a table that somebody holds, so that nobody queues behind it for long.
+const LOCK_TIMEOUT: &str = "5s";
+const TRIES: u32 = 5;
+
+/// What a migration did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// Migrations that were applied now.
+    pub applied: Vec<String>,
+    /// Changes of the catalogue: what, and of which unit.
+    pub catalogue: Vec<(String, String)>,
+}
+
+/// The newest schema this program knows.
+pub(crate) fn newest() -> i32 {
+    embedded::migrations::runner().get_migrations().iter().map(|migration| migration.version()).max().unwrap_or_default()
+}
+
+/// Brings the schema up to date and loads the catalogue as `service`. Any number of processes may do it at once; each waits for the
+/// one before. A table that somebody holds for long makes it give up with an error, after a few tries.
+pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
+    let mut client = database.connect("migrate").await?;
+    client
+        .batch_execute("set statement_timeout = 0; set lock_timeout = '10min'; set idle_in_transaction_session_timeout = '10min'")
+        .await
+        .map_err(Error::postgres("migrate"))?;
+    // Held by the session: a killed process gives it back.
+    client.execute("select pg_advisory_lock($1)", &[&LOCK]).await.map_err(Error::postgres("migrate lock"))?;
+    client.batch_execute(&format!("set lock_timeout = '{LOCK_TIMEOUT}'")).await.map_err(Error::postgres("migrate"))?;
+
+    let mut attempt = 1;
+    loop {
+        match apply(&mut client, catalogue, service).await {
+            Err(error) if attempt < TRIES && is_busy(&error) => {
+                tracing::warn!(attempt, "a table is in use for long; the migration lets others pass and tries again");
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                attempt += 1;
+            }
+            done => return done,
+        }
+    }
+}
+
+async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
+    client
+        .batch_execute(&format!("{}; create schema if not exists work", sql::ROLES.text.trim_end().trim_end_matches(';')))
+        .await
+        .map_err(|error| roles_error(error, sql::ROLES.name))?;
+    let mut runner = embedded::migrations::runner();
+    runner.set_migration_table_name("work.schema_history");
+    // A newer version may have migrated before; that is no reason to stop here.
+    let report = runner.set_abort_missing(false).run_async(client).await.map_err(refinery_error)?;
+    let applied = report.applied_migrations().iter().map(|migration| migration.to_string()).collect();
+
+    let transaction = client.transaction().await.map_err(Error::postgres("migrate"))?;
+    for statement in sql::REAPPLIED {
+        transaction.batch_execute(statement.text).await.map_err(Error::postgres(statement.name))?;
+    }
+    let text = catalogue.to_json()?;
+    let changes = transaction
+        .query(sql::catalogue::LOAD.text, &[/* catalogue */ &text, /* service */ &service])
+        .await
+        .map_err(Error::postgres(sql::catalogue::LOAD.name))?;
+    let catalogue = changes
+        .iter()
+        .map(|row| Ok((row.try_get("change")?, row.try_get("unit")?)))
+        .collect::<Result<_, _>>()
+        .map_err(Error::postgres(sql::catalogue::LOAD.name))?;
+    transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
+    Ok(Migrated { applied, catalogue })
+}
+
+fn roles_error(error: tokio_postgres::Error, name: &'static str) -> Error {
+    if error.code().is_some_and(|code| code.code() == "42501") {
+        return Error::Other(
+            "this role may not create roles or the schema: let a DBA run sql/ops/roles.sql once and grant create on the database"
+                .to_owned(),
+        );
+    }
+    Error::Postgres { statement: name, source: error }
+}
+
+fn refinery_error(error: refinery::Error) -> Error {
+    // Whether it is tried again depends on the SQLSTATE, which is found among the causes.
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(source) = cause {
+        if let Some(code) = source.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code)
+            && code == &SqlState::LOCK_NOT_AVAILABLE
+        {
+            return Error::Busy("a migration waited too long for a table that somebody holds".to_owned());
+        }
+        cause = source.source();
+    }
+    Error::Other(format!("the migration failed: {}", crate::error::chain(&error)))
+}
+
+fn is_busy(error: &Error) -> bool {
+    matches!(error, Error::Busy(_)) || error.sqlstate() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+}
+
+/// Checks the schema at boot: an older one is refused, a newer one is a warning.
+pub(crate) async fn check(client: &Client) -> Result<(), Error> {
+    let version = client.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
+    let version: Option<i32> = match version {
+        Ok(row) => row.try_get("version").map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?,
+        Err(error) if error.code().is_some_and(|code| matches!(code.code(), "42P01" | "3F000")) => None,
+        Err(error) => return Err(Error::Postgres { statement: sql::ops::SCHEMA_VERSION.name, source: error }),
+    };
+    match (version, newest()) {
+        (None, _) => Err(Error::Other("the database has no schema `work` yet: run make migrate (workers migrate)".to_owned())),
+        (Some(found), newest) if found < newest => Err(Error::Other(format!(
+            "the schema is at version {found}, this program needs {newest}: run make migrate (workers migrate) before starting it"
+        ))),
+        (Some(found), newest) if found > newest => {
+            tracing::warn!(found, newest, "the schema is newer than this program; going on");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

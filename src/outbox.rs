@@ -1,0 +1,171 @@
+//! The outbox, one short function per SQL file. Both tables have the same statements; [`Table`] says which.
+
+use std::time::Duration;
+
+use deadpool_postgres::{GenericClient, Object};
+use uuid::Uuid;
+
+use crate::{
+    error::Error,
+    queue::Queue,
+    sql::{self, Statement},
+};
+
+/// One of the two outbox tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Table {
+    /// `work.outbox_messages`: runs with a tenant.
+    Tenant,
+    /// `work.platform_outbox_messages`: every other run.
+    Platform,
+}
+
+impl Table {
+    /// Both, in the order of a pass.
+    pub const BOTH: [Table; 2] = [Table::Tenant, Table::Platform];
+
+    fn pick(self, tenant: Statement, platform: Statement) -> Statement {
+        match self {
+            Table::Tenant => tenant,
+            Table::Platform => platform,
+        }
+    }
+}
+
+/// A row that this pass holds.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Key of the row.
+    pub id: i64,
+    /// The run it carries.
+    pub run_id: Uuid,
+    /// Tenant, for fair queues.
+    pub tenant_id: Option<i64>,
+    /// Body of the message.
+    pub envelope: String,
+    /// Failed sends so far.
+    pub attempts: i32,
+    /// Since when it is due, as PostgreSQL writes it: it may be infinite, which no type of ours can say.
+    pub available_at: String,
+}
+
+/// How far back a claim looks; see the note in `sql/outbox/claim.sql`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum From {
+    /// Everything.
+    TheStart,
+    /// From the last row of the pass before on: a backlog is being worked off.
+    Row(String),
+    /// So far back from now: the queue was drained.
+    Ago(Duration),
+}
+
+/// Locks the oldest due rows of one queue, until the transaction of `client` ends.
+pub async fn claim(client: &impl GenericClient, table: Table, queue: Queue, from: &From, limit: i64) -> Result<Vec<Row>, Error> {
+    let statement = table.pick(sql::outbox::CLAIM, sql::platform_outbox::CLAIM);
+    let (cursor, lookback) = match from {
+        From::TheStart => (None, None),
+        From::Row(available_at) => (Some(available_at.as_str()), None),
+        From::Ago(time) => (None, Some(time.as_secs_f64())),
+    };
+    let read = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        let rows = client
+            .query(&prepared, &[/* queue */ &queue.as_str(), /* cursor */ &cursor, /* lookback_s */ &lookback, /* limit */ &limit])
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Row {
+                    id: row.try_get("id")?,
+                    run_id: row.try_get("run_id")?,
+                    tenant_id: row.try_get("tenant_id")?,
+                    envelope: row.try_get("envelope")?,
+                    attempts: row.try_get("attempts")?,
+                    available_at: row.try_get("available_at")?,
+                })
+            })
+            .collect::<Result<_, tokio_postgres::Error>>()
+    };
+    read.await.map_err(Error::postgres(statement.name))
+}
+
+/// Marks claimed rows as sent. Only in the claiming transaction.
+pub async fn mark_sent(client: &impl GenericClient, table: Table, ids: &[i64]) -> Result<(), Error> {
+    let statement = table.pick(sql::outbox::MARK_SENT, sql::platform_outbox::MARK_SENT);
+    let failed = Error::postgres(statement.name);
+    let write = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        client.execute(&prepared, &[/* ids */ &ids]).await
+    };
+    expect_rows(statement, ids.len(), write.await.map_err(failed)?)
+}
+
+/// A claimed row that was not sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NotSent {
+    /// Key of the row.
+    pub id: i64,
+    /// Not offered again before this has passed.
+    pub pause: Duration,
+    /// Whether a send of it failed, or it was only left alone beside one.
+    pub tried: bool,
+}
+
+/// Pauses claimed rows that were not sent and counts the failed sends. Only in the claiming transaction.
+pub async fn mark_failed(client: &impl GenericClient, table: Table, rows: &[NotSent]) -> Result<(), Error> {
+    let statement = table.pick(sql::outbox::MARK_FAILED, sql::platform_outbox::MARK_FAILED);
+    let failed = Error::postgres(statement.name);
+    let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+    let pauses: Vec<f64> = rows.iter().map(|row| row.pause.as_secs_f64()).collect();
+    let tries: Vec<i32> = rows.iter().map(|row| i32::from(row.tried)).collect();
+    let write = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        client.execute(&prepared, &[/* ids */ &ids, /* pauses */ &pauses, /* tries */ &tries]).await
+    };
+    expect_rows(statement, ids.len(), write.await.map_err(failed)?)
+}
+
+/// How long until the next row of these queues is due, over both tables; `None` where nothing waits.
+pub async fn next_due(client: &impl GenericClient, queues: &[Queue]) -> Result<Option<Duration>, Error> {
+    let names: Vec<&str> = queues.iter().map(|queue| queue.as_str()).collect();
+    let mut soonest: Option<Duration> = None;
+    for table in Table::BOTH {
+        let statement = table.pick(sql::outbox::NEXT_DUE, sql::platform_outbox::NEXT_DUE);
+        let read = async {
+            let prepared = client.prepare_cached(statement.text).await?;
+            client.query_one(&prepared, &[/* queues */ &names]).await?.try_get::<_, Option<f64>>("seconds")
+        };
+        if let Some(seconds) = read.await.map_err(Error::postgres(statement.name))? {
+            let wait = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
+            soonest = Some(soonest.map_or(wait, |other| other.min(wait)));
+        }
+    }
+    Ok(soonest)
+}
+
+/// Deletes one batch of rows sent more than seven days ago; how many went.
+pub async fn purge(client: &Object, table: Table, limit: i64) -> Result<u64, Error> {
+    let statement = table.pick(sql::outbox::PURGE, sql::platform_outbox::PURGE);
+    purge_batch(client, statement, limit).await
+}
+
+/// Deletes one batch of expired idempotency keys; how many went.
+pub async fn purge_keys(client: &Object, limit: i64) -> Result<u64, Error> {
+    purge_batch(client, sql::idempotency::PURGE, limit).await
+}
+
+async fn purge_batch(client: &Object, statement: Statement, limit: i64) -> Result<u64, Error> {
+    let write = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        client.execute(&prepared, &[/* limit */ &limit]).await
+    };
+    write.await.map_err(Error::postgres(statement.name))
+}
+
+/// Rows that the pass holds cannot be changed by anybody else; another count is a bug, and the pass must not commit.
+fn expect_rows(statement: Statement, expected: usize, changed: u64) -> Result<(), Error> {
+    if changed == expected as u64 {
+        return Ok(());
+    }
+    Err(Error::Other(format!("{}: {changed} rows changed where this pass holds {expected}", statement.name)))
+}

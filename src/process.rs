@@ -1,0 +1,336 @@
+//! A whole process: boot checks, the parts, and the order in which they stop.
+
+use std::{any::TypeId, collections::BTreeSet, process::ExitCode, sync::Arc, time::Duration};
+
+use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    cli,
+    config::Config,
+    database::{PoolPlan, Pools},
+    drive::{Pulse, drive},
+    error::Error,
+    health::{self, Health, Phase},
+    migrate,
+    relay::{Lane, Listener, Relay},
+    run::State,
+    sqs::{Queues, Target},
+    unit::Units,
+    units::identity_login_notification_email::Mailer,
+    wake::{Sleeper, Waker},
+    worker::{
+        Slots, Wakes, Worker,
+        holds::{Heart, Holds},
+        poll::Poller,
+        settle::Settlers,
+    },
+};
+
+/// What of the stop budget is kept for giving back, settling and closing after the drain.
+const STOP_RESERVE: Duration = Duration::from_secs(5);
+/// Longest pause of a part after errors.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// A program of workers: the command line with the units linked into it.
+///
+/// ```no_run
+/// fn main() -> std::process::ExitCode {
+///     monalisa::Workers::new().main()
+/// }
+/// ```
+#[derive(Default)]
+pub struct Workers {
+    state: State,
+    service: Option<&'static str>,
+}
+
+impl Workers {
+    /// With the units that ship and those of the crates linked in.
+    pub fn new() -> Workers {
+        Workers::default()
+    }
+
+    /// Application state for handlers, one value a type: [`TaskRun::state`](crate::TaskRun::state) returns it.
+    #[must_use]
+    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Workers {
+        self.state.insert(TypeId::of::<T>(), Arc::new(state));
+        self
+    }
+
+    /// Name under which the catalogue is loaded, where several services share a database; default `workers`.
+    #[must_use]
+    pub fn service(mut self, name: &'static str) -> Workers {
+        self.service = Some(name);
+        self
+    }
+
+    /// Runs the command line: `workers` alone runs the workers, `workers --help` tells the rest.
+    pub fn main(self) -> ExitCode {
+        cli::main(self)
+    }
+
+    pub(crate) fn service_name(&self) -> &'static str {
+        self.service.unwrap_or("workers")
+    }
+
+    /// Runs the workers until SIGTERM or SIGINT.
+    pub(crate) fn run(self, config: Config) -> Result<(), Error> {
+        let units = Units::discover().map_err(Error::Config)?;
+        let machinery = runtime("monalisa")?;
+        let handlers = runtime("handler")?;
+        let done = machinery.block_on(run(self.state, config, units, &handlers));
+        // A handler that blocks its thread must not hold up the exit.
+        handlers.shutdown_background();
+        machinery.shutdown_background();
+        done
+    }
+}
+
+fn runtime(name: &'static str) -> Result<Runtime, Error> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8))
+        .thread_name(name)
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Other(format!("no threads: {error}")))
+}
+
+async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime) -> Result<(), Error> {
+    let machinery = tokio::runtime::Handle::current();
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let slots = Slots::new(&units, &config.concurrency, &config.queues);
+    let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
+    let mut problems = Vec::new();
+    if !unknown.is_empty() {
+        problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
+    }
+    let plan = PoolPlan::new(config.pool_size, slots.total()).map_err(|problem| problems.push(problem)).ok();
+    let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
+    let (Some(plan), Some(mailer), true) = (plan, mailer, problems.is_empty()) else {
+        return Err(Error::Config(problems.join("\n")));
+    };
+    if !mailer.is_configured() {
+        tracing::warn!(
+            "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
+        );
+    }
+    state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
+
+    let listener = health::bind(config.health_port).await?;
+    let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
+    migrate::check(&config.database.connect("boot").await?).await?;
+    let sqs = Queues::connect(&config.sqs).await;
+    check_queues(&sqs, &config).await?;
+
+    let longest = slots.longest_timeout();
+    let pools = Pools::new(&config.database, plan, config.relay_settings.send_timeout, longest, &machinery)?;
+    let parts = Parts::new(&config);
+    let health = Health::new(parts.bounds(&config));
+    let serve = CancellationToken::new();
+    tokio::spawn(health::serve(health.clone(), listener, serve.clone()));
+
+    let background = TaskTracker::new();
+    let (local, woken) = watch::channel(());
+    let stop_relay = CancellationToken::new();
+    if config.relay {
+        start_relay(&config, &pools, &sqs, plan.relay, &parts, &background, &stop_relay, &woken, local.clone())?;
+    }
+
+    let stop_beats = CancellationToken::new();
+    let worker = Arc::new(Worker {
+        id: worker_id(),
+        sqs: sqs.clone(),
+        visibility: config.visibility,
+        backoff: config.backoff,
+        wait: config.wait,
+        state: Arc::new(state),
+        slots,
+        holds: Holds::default(),
+        settlers: Settlers::start(&sqs, &config.queues, |future| drop(background.spawn(future))),
+        wakes: Wakes { local, valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
+        handlers: handlers.handle().clone(),
+        tasks: TaskTracker::new(),
+        stop: CancellationToken::new(),
+        cut: CancellationToken::new(),
+        pools,
+    });
+    let pollers = TaskTracker::new();
+    for queue in config.queues.iter().copied() {
+        let poller = Poller { worker: worker.clone(), queue };
+        pollers.spawn(drive(poller, worker.stop.clone(), parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE));
+        let heart = Heart { worker: worker.clone(), queue };
+        let limit = config.visibility.of(queue) / 6;
+        background.spawn(drive(heart, stop_beats.clone(), parts.pulse(&format!("heartbeat:{queue}")), limit));
+    }
+    health.set(Phase::Ready);
+    tracing::info!(
+        worker = worker.id,
+        queues = config.queues.iter().map(|queue| queue.as_str()).collect::<Vec<_>>().join(","),
+        relay = config.relay,
+        slots = worker.slots.total(),
+        health_port,
+        database = config.database.label(),
+        "ready"
+    );
+
+    let mut signals = Signals::new()?;
+    signals.next().await;
+    tracing::info!(budget_ms = config.stop_timeout.as_millis() as u64, "stopping: nothing new is received or started");
+    health.set(Phase::Draining);
+    let drained = drain(&worker, &pollers, &background, &stop_relay, &stop_beats, config.stop_timeout);
+    tokio::select! {
+        () = drained => tracing::info!("stopped"),
+        () = signals.next() => tracing::warn!("a second signal: exiting at once; leases lapse and their runs are taken over"),
+        () = tokio::time::sleep(config.stop_timeout) => tracing::error!("the stop budget is used up: exiting; leases lapse and their runs are taken over"),
+    }
+    serve.cancel();
+    Ok(())
+}
+
+/// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
+async fn drain(
+    worker: &Arc<Worker>,
+    pollers: &TaskTracker,
+    background: &TaskTracker,
+    stop_relay: &CancellationToken,
+    stop_beats: &CancellationToken,
+    budget: Duration,
+) {
+    let cut_at = tokio::time::Instant::now() + budget.saturating_sub(STOP_RESERVE);
+    worker.stop.cancel();
+    worker.slots.freed.notify_waiters();
+    pollers.close();
+    worker.tasks.close();
+    let finished = async {
+        pollers.wait().await;
+        worker.tasks.wait().await;
+    };
+    if tokio::time::timeout_at(cut_at, finished).await.is_err() {
+        tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
+        worker.cut.cancel();
+        pollers.wait().await;
+        worker.tasks.wait().await;
+    }
+    worker.settlers.flush().await;
+    stop_beats.cancel();
+    // One more round carries what was just given back.
+    stop_relay.cancel();
+    background.close();
+    // Settlers end with the worker itself; beats and relay end here.
+    let _ = tokio::time::timeout(Duration::from_millis(500), background.wait()).await;
+}
+
+#[allow(clippy::too_many_arguments, reason = "called once, and each is a part of the process")]
+fn start_relay(
+    config: &Config,
+    pools: &Pools,
+    sqs: &Queues,
+    connections: usize,
+    parts: &Parts,
+    background: &TaskTracker,
+    stop: &CancellationToken,
+    woken: &watch::Receiver<()>,
+    local: watch::Sender<()>,
+) -> Result<(), Error> {
+    for queues in Relay::lanes(connections) {
+        let relay = Relay::new(pools.relay.clone(), sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
+        let lane = Lane { relay, woken: woken.clone() };
+        background.spawn(drive(lane, stop.clone(), parts.pulse("relay"), LONGEST_PAUSE));
+    }
+    if let Some(url) = &config.valkey {
+        let listener = Listener { sleeper: Sleeper::new(url)?, wake: local };
+        let listening = drive(listener, stop.clone(), Pulse::new(), Duration::from_secs(2));
+        let stop = stop.clone();
+        background.spawn(async move {
+            tokio::select! {
+                () = listening => {}
+                // A wake that is popped and lost costs a sweep at most.
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
+    let mut missing = Vec::new();
+    let relayed: BTreeSet<_> = if config.relay { crate::queue::Queue::ALL.into_iter().collect() } else { BTreeSet::new() };
+    for queue in relayed.into_iter().chain(config.queues.iter().copied()).collect::<BTreeSet<_>>() {
+        for target in [Target::Main(queue), Target::DeadLetters(queue)] {
+            if !sqs.exists(target).await? {
+                missing.push(sqs.url(target));
+            }
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Config(format!("these queues do not exist: {}; make them with workers queues create", missing.join(", "))))
+}
+
+/// The parts whose progress health reads.
+struct Parts(Vec<(String, Pulse)>);
+
+impl Parts {
+    fn new(config: &Config) -> Parts {
+        let mut names = Vec::new();
+        for queue in &config.queues {
+            names.push(format!("poller:{queue}"));
+            names.push(format!("heartbeat:{queue}"));
+        }
+        if config.relay {
+            names.push("relay".to_owned());
+        }
+        Parts(names.into_iter().map(|name| (name, Pulse::new())).collect())
+    }
+
+    fn pulse(&self, name: &str) -> Pulse {
+        self.0.iter().find(|(known, _)| known == name).map_or_else(Pulse::new, |(_, pulse)| pulse.clone())
+    }
+
+    /// How old each pulse may be: a poll, a heartbeat or a sweep, and a good margin.
+    fn bounds(&self, config: &Config) -> Vec<(String, Pulse, Duration)> {
+        let margin = Duration::from_secs(30);
+        self.0
+            .iter()
+            .map(|(name, pulse)| {
+                let bound = match name.split_once(':') {
+                    Some(("poller", _)) => config.wait + margin,
+                    Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
+                    None => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
+                };
+                (name.clone(), pulse.clone(), bound)
+            })
+            .collect()
+    }
+}
+
+struct Signals {
+    term: tokio::signal::unix::Signal,
+    int: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, Error> {
+        let listen = |kind| tokio::signal::unix::signal(kind).map_err(|error| Error::Other(format!("signals: {error}")));
+        Ok(Signals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
+/// Host and process, with some chance in it: process ids repeat in containers.
+fn worker_id() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let chance: u16 = rand::random();
+    format!("{}-{}-{chance:04x}", if host.is_empty() { "worker" } else { host }, std::process::id())
+}

@@ -1,0 +1,412 @@
+//! The relay: carries due outbox rows to SQS. Any number may run; each row is held by one pass at a time.
+//!
+//! A pass is one transaction: claim, send, mark, commit. Killed anywhere before the commit it leaves the rows pending, so that they
+//! are sent again (a second copy changes nothing, I2); a row is marked only where SQS named it as taken (I1). A target that fails
+//! as a whole is left alone with growing pauses and then probed with one message, while the others go on (I5).
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use deadpool_postgres::{Object, Pool};
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+use tokio_postgres::IsolationLevel;
+
+use crate::{
+    config::RelayConfig,
+    database,
+    drive::{Next, Part},
+    envelope::Envelope,
+    error::Error,
+    outbox::{self, From, NotSent, Row, Table},
+    queue::Queue,
+    sqs::{BATCH_BYTES, BATCH_ENTRIES, Outgoing, Queues, Sent, Target},
+    wake::Sleeper,
+};
+
+/// Calls of one pass under way at a time.
+const CONCURRENT_SENDS: usize = 16;
+/// A send is not begun with less time than this.
+const SHORTEST_SEND: Duration = Duration::from_millis(50);
+/// Longest pause of a target that failed as a whole.
+const TARGET_PAUSE: Duration = Duration::from_secs(8);
+/// Longest pause of a row that SQS refused.
+const ROW_PAUSE: Duration = Duration::from_secs(60);
+/// Deadline of a probe of a failed target.
+const PROBE_DEADLINE: Duration = Duration::from_millis(500);
+/// A drained queue is claimed from so far back: rows of transactions that took longer to commit wait for the next full look.
+const LOOKBACK: Duration = Duration::from_secs(10);
+/// Full looks come at least so far apart, and take at most a twentieth of the time.
+const FULL_LOOK: Duration = Duration::from_secs(5);
+
+/// One loop of the relay, over all queues or over one.
+pub(crate) struct Relay {
+    pool: Pool,
+    sqs: Queues,
+    settings: RelayConfig,
+    fair: bool,
+    queues: Vec<Queue>,
+    targets: HashMap<Target, Health>,
+    looks: HashMap<(Queue, Table), Look>,
+}
+
+/// Whether a target takes messages.
+#[derive(Debug, Default)]
+struct Health {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Health {
+    fn pause(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now())).filter(|pause| !pause.is_zero())
+    }
+
+    fn failed(&mut self) -> Duration {
+        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10)).min(TARGET_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(Instant::now() + pause);
+        pause
+    }
+}
+
+/// From where the next claim of a queue and table looks.
+#[derive(Debug)]
+struct Look {
+    next: NextLook,
+    full_at: Instant,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum NextLook {
+    Full,
+    After(String),
+    Since(Instant),
+}
+
+impl Look {
+    fn from(&self) -> From {
+        match &self.next {
+            _ if Instant::now() >= self.full_at => From::TheStart,
+            NextLook::Full => From::TheStart,
+            NextLook::After(row) => From::Row(row.clone()),
+            NextLook::Since(drained) => From::Ago(drained.elapsed() + LOOKBACK),
+        }
+    }
+
+    fn looked(&mut self, from: &From, began: Instant, last: Option<String>) {
+        if *from == From::TheStart {
+            self.full_at = Instant::now() + FULL_LOOK.max(began.elapsed() * 20);
+        }
+        self.next = last.map_or(NextLook::Since(began), NextLook::After);
+    }
+}
+
+/// What a pass did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Nothing was due, or all that was due is done.
+    Drained,
+    /// A full batch: there is probably more.
+    Full,
+}
+
+impl Relay {
+    pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
+        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new() }
+    }
+
+    /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
+    pub(crate) fn lanes(connections: usize) -> Vec<Vec<Queue>> {
+        if connections >= Queue::ALL.len() { Queue::ALL.map(|queue| vec![queue]).to_vec() } else { vec![Queue::ALL.to_vec()] }
+    }
+
+    /// One round: a pass of each queue and table, critical ones between all others.
+    pub(crate) async fn tick(&mut self) -> Result<Next, Error> {
+        let mut connection = database::get(&self.pool).await?;
+        let due = outbox::next_due(&connection, &self.queues).await?;
+        let mut full = false;
+        for (place, queue) in self.queues.clone().into_iter().enumerate() {
+            if place > 1 {
+                self.passes(&mut connection, self.queues[0]).await?;
+            }
+            full |= self.passes(&mut connection, queue).await? == Pass::Full;
+        }
+        if full {
+            return Ok(Next::Busy);
+        }
+        let pauses = self.targets.values().filter_map(Health::pause);
+        let idle = pauses.chain(due).fold(self.settings.sweep, Duration::min);
+        // Not below what keeps a row that another relay holds from being asked for without a rest.
+        Ok(Next::Idle(idle.max(Duration::from_millis(1))))
+    }
+
+    async fn passes(&mut self, connection: &mut Object, queue: Queue) -> Result<Pass, Error> {
+        let mut result = Pass::Drained;
+        for table in Table::BOTH {
+            if self.health(Target::Main(queue)).pause().is_some() {
+                break;
+            }
+            if self.pass(connection, queue, table).await? == Pass::Full {
+                result = Pass::Full;
+            }
+        }
+        Ok(result)
+    }
+
+    fn health(&mut self, target: Target) -> &mut Health {
+        self.targets.entry(target).or_default()
+    }
+
+    /// Claim, send, mark, commit. On an error the transaction rolls back, and the rows stay as they were.
+    async fn pass(&mut self, connection: &mut Object, queue: Queue, table: Table) -> Result<Pass, Error> {
+        let began = Instant::now();
+        let probe = self.health(Target::Main(queue)).failures > 0;
+        let limit = if probe { 1 } else { self.settings.batch };
+        let look = self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: began });
+        let from = look.from();
+
+        let transaction = connection
+            .build_transaction()
+            .isolation_level(IsolationLevel::ReadCommitted)
+            .start()
+            .await
+            .map_err(Error::postgres("relay begin"))?;
+        let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
+        let full = rows.len() as i64 == limit;
+        look.looked(&from, began, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+        if rows.is_empty() {
+            transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
+            return Ok(Pass::Drained);
+        }
+        let outcome = self.send(queue, &rows, began).await;
+        if !outcome.sent.is_empty() {
+            outbox::mark_sent(&transaction, table, &outcome.sent).await?;
+        }
+        if !outcome.not_sent.is_empty() {
+            outbox::mark_failed(&transaction, table, &outcome.not_sent).await?;
+        }
+        transaction.commit().await.map_err(Error::postgres("relay commit"))?;
+        // A probe that went through opens the queue; what is left goes out at once.
+        let more = full || probe || outcome.sent.len() + outcome.not_sent.len() < rows.len();
+        Ok(if more && self.health(Target::Main(queue)).pause().is_none() { Pass::Full } else { Pass::Drained })
+    }
+
+    /// Sends claimed rows, each to its target. Rows that are in neither list of the outcome were not tried and stay due.
+    async fn send(&mut self, queue: Queue, rows: &[Row], began: Instant) -> Outcome {
+        let mut outcome = Outcome::default();
+        let (letters, main): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().partition(|row| Envelope::read(&row.envelope).is_ok_and(|envelope| envelope.dead_letter.is_some()));
+        for (target, rows) in [(Target::Main(queue), main), (Target::DeadLetters(queue), letters)] {
+            if !rows.is_empty() {
+                self.send_to(target, &rows, began, &mut outcome).await;
+            }
+        }
+        outcome
+    }
+
+    async fn send_to(&mut self, target: Target, rows: &[&Row], began: Instant, outcome: &mut Outcome) {
+        if let Some(pause) = self.health(target).pause() {
+            outcome.not_sent.extend(rows.iter().map(|row| NotSent { id: row.id, pause, tried: false }));
+            return;
+        }
+        let probe = self.health(target).failures > 0;
+        let rows = if probe { &rows[..1] } else { rows };
+        let limit = if probe { PROBE_DEADLINE.min(self.settings.send_timeout) } else { self.settings.send_timeout };
+        let deadline = began + self.settings.send_timeout;
+        let fair = self.fair;
+        let batches = batches(rows.iter().map(|row| message(row, fair)));
+        let stopped = AtomicBool::new(false);
+        let sends = batches.into_iter().map(|batch| send_batch(&self.sqs, target, batch, deadline, limit, &stopped));
+        let answers: Vec<Answer> = stream::iter(sends).buffer_unordered(CONCURRENT_SENDS).collect().await;
+
+        let error = answers.iter().find_map(|(_, answer)| answer.as_ref().and_then(|answer| answer.as_ref().err()));
+        let pause = match error {
+            Some(error) => {
+                let pause = self.targets.entry(target).or_default().failed();
+                tracing::error!(%target, %error, pause_ms = pause.as_millis() as u64, "sending failed; the rows stay pending");
+                pause
+            }
+            None => {
+                *self.health(target) = Health::default();
+                Duration::ZERO
+            }
+        };
+        let mut refused: Option<(usize, &Row, String)> = None;
+        for (place, answer) in answers {
+            let batch = &rows[place];
+            match answer {
+                None => {}
+                Some(Err(_)) => {
+                    outcome.not_sent.extend(batch.iter().map(|row| NotSent { id: row.id, pause, tried: true }));
+                }
+                Some(Ok(sent)) => {
+                    for (row, sent) in batch.iter().zip(sent) {
+                        match sent {
+                            Sent::Taken => outcome.sent.push(row.id),
+                            Sent::Refused(reason) => {
+                                outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts), tried: true });
+                                let count = refused.as_ref().map_or(0, |(count, _, _)| *count);
+                                refused = Some((count + 1, row, reason));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        if let Some((count, row, reason)) = refused {
+            tracing::warn!(%target, count, run_id = %row.run_id, attempts = row.attempts, reason, "SQS refused messages; they stay pending");
+        }
+    }
+}
+
+/// Which rows a batch held, and what SQS answered; `None` where it was not sent.
+type Answer = (Range<usize>, Option<Result<Vec<Sent>, Error>>);
+
+/// Sends one batch, unless a send of the same target failed meanwhile or the deadline is too near: then it answers nothing.
+async fn send_batch(sqs: &Queues, target: Target, batch: Batch, deadline: Instant, limit: Duration, stopped: &AtomicBool) -> Answer {
+    let left = deadline.saturating_duration_since(Instant::now()).min(limit);
+    if stopped.load(Ordering::Relaxed) || left < SHORTEST_SEND {
+        return (batch.place, None);
+    }
+    let answer = sqs.send(target, &batch.messages, left).await;
+    stopped.fetch_or(answer.is_err(), Ordering::Relaxed);
+    (batch.place, Some(answer))
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    sent: Vec<i64>,
+    not_sent: Vec<NotSent>,
+}
+
+/// Half a second at first, doubled at each refusal, up to a minute; between half of it and the whole.
+fn row_pause(attempts: i32) -> Duration {
+    let doubled = Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20));
+    doubled.min(ROW_PAUSE).mul_f64(rand::random_range(0.5..=1.0))
+}
+
+fn message(row: &Row, fair: bool) -> Outgoing {
+    let letter = Envelope::read(&row.envelope).ok().and_then(|envelope| envelope.dead_letter);
+    let attributes = letter.map_or_else(Vec::new, |letter| {
+        [
+            ("generation", Some(letter.generation.to_string())),
+            ("code", letter.code),
+            ("text", letter.text),
+            ("attempt", letter.attempt.map(|attempt| attempt.to_string())),
+            ("worker", letter.worker),
+            ("at", letter.at),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)))
+        .collect()
+    });
+    Outgoing { attributes, body: row.envelope.clone(), group: row.tenant_id.filter(|_| fair).map(|id| id.to_string()) }
+}
+
+/// Messages of one call, and where in the pass they stand.
+struct Batch {
+    place: Range<usize>,
+    bytes: usize,
+    messages: Vec<Outgoing>,
+}
+
+/// Batches of at most ten messages and 256 KiB; one that is larger than that goes alone, for SQS to judge.
+fn batches(messages: impl Iterator<Item = Outgoing>) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for (place, message) in messages.enumerate() {
+        let bytes = message.bytes();
+        match batches.last_mut() {
+            Some(batch) if batch.messages.len() < BATCH_ENTRIES && batch.bytes + bytes <= BATCH_BYTES => {
+                batch.place.end = place + 1;
+                batch.bytes += bytes;
+                batch.messages.push(message);
+            }
+            _ => batches.push(Batch { place: place..place + 1, bytes, messages: vec![message] }),
+        }
+    }
+    batches
+}
+
+/// A relay loop with what ends its pauses.
+pub(crate) struct Lane {
+    pub(crate) relay: Relay,
+    pub(crate) woken: watch::Receiver<()>,
+}
+
+impl Part for Lane {
+    fn name(&self) -> &'static str {
+        "relay"
+    }
+
+    async fn tick(&mut self) -> Result<Next, Error> {
+        self.relay.tick().await
+    }
+
+    async fn woken(&mut self) {
+        if self.woken.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Waits for wakes and passes them on to every loop of the relay.
+pub(crate) struct Listener {
+    pub(crate) sleeper: Sleeper,
+    pub(crate) wake: watch::Sender<()>,
+}
+
+impl Part for Listener {
+    fn name(&self) -> &'static str {
+        "wake"
+    }
+
+    async fn tick(&mut self) -> Result<Next, Error> {
+        if self.sleeper.wait().await? {
+            self.wake.send_replace(());
+        }
+        Ok(Next::Busy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outgoing(bytes: usize) -> Outgoing {
+        Outgoing { attributes: Vec::new(), body: "x".repeat(bytes), group: None }
+    }
+
+    #[test]
+    fn batches_keep_to_ten_messages_and_to_their_bytes() {
+        let places = |messages: Vec<Outgoing>| batches(messages.into_iter()).into_iter().map(|batch| batch.place).collect::<Vec<_>>();
+        assert_eq!(places((0..25).map(|_| outgoing(100)).collect()), [0..10, 10..20, 20..25]);
+        assert_eq!(places(vec![outgoing(200_000), outgoing(62_144), outgoing(1)]), [0..2, 2..3], "exactly 256 KiB fits");
+        assert_eq!(places(vec![outgoing(1), outgoing(300_000), outgoing(1)]), [0..1, 1..2, 2..3], "an oversized one goes alone");
+    }
+
+    #[test]
+    fn pauses_grow_to_their_limits() {
+        let mut health = Health::default();
+        let pauses: Vec<u128> = (0..7).map(|_| health.failed().as_millis()).collect();
+        assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
+        assert!(row_pause(i32::MAX) <= ROW_PAUSE && row_pause(0) >= Duration::from_millis(250));
+    }
+
+    #[test]
+    fn a_claim_looks_back_only_as_far_as_it_must() {
+        let now = Instant::now();
+        let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60) };
+        assert_eq!(look.from(), From::TheStart);
+        look.looked(&From::TheStart, now, Some("2026-01-01".to_owned()));
+        assert_eq!(look.from(), From::Row("2026-01-01".to_owned()));
+        look.looked(&From::Row(String::new()), now, None);
+        assert!(matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
+        look.full_at = Instant::now();
+        assert_eq!(look.from(), From::TheStart, "now and then everything is looked at");
+    }
+}

@@ -1,0 +1,116 @@
+//! The catalogue of SQL: every statement is a file under `sql/`, loaded as it stands.
+//!
+//! The path is the name everywhere: `sql/outbox/claim.sql` is `outbox/claim` in logs, errors and `pg_stat_statements` (its first
+//! line), and [`outbox::CLAIM`] here. What a statement takes, returns, locks and costs stands in its header.
+
+/// One SQL file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statement {
+    /// Path below `sql/`, without the ending.
+    pub name: &'static str,
+    /// The file as it stands.
+    pub text: &'static str,
+}
+
+macro_rules! file {
+    ($path:literal) => {
+        Statement { name: $path, text: include_str!(concat!("../sql/", $path, ".sql")) }
+    };
+}
+
+macro_rules! statements {
+    ($($module:ident { $($constant:ident = $path:literal),* $(,)? })*) => {
+        $(
+            #[doc = concat!("Statements under `sql/", stringify!($module), "/`.")]
+            pub mod $module {
+                use super::Statement;
+                $(
+                    #[doc = concat!("```sql\n", include_str!(concat!("../sql/", $path, ".sql")), "\n```")]
+                    pub const $constant: Statement = file!($path);
+                )*
+            }
+        )*
+        /// Every statement, in the order of the path the data travels.
+        pub const ALL: &[Statement] = &[$($($module::$constant,)*)*];
+    };
+}
+
+statements! {
+    enqueue {
+        DISPATCH = "enqueue/dispatch",
+        PUBLISH = "enqueue/publish",
+    }
+    outbox {
+        CLAIM = "outbox/claim",
+        MARK_SENT = "outbox/mark_sent",
+        MARK_FAILED = "outbox/mark_failed",
+        NEXT_DUE = "outbox/next_due",
+        PURGE = "outbox/purge",
+    }
+    platform_outbox {
+        CLAIM = "platform_outbox/claim",
+        MARK_SENT = "platform_outbox/mark_sent",
+        MARK_FAILED = "platform_outbox/mark_failed",
+        NEXT_DUE = "platform_outbox/next_due",
+        PURGE = "platform_outbox/purge",
+    }
+    runs {
+        JUDGE = "runs/judge",
+        START = "runs/start",
+        EXTEND = "runs/extend",
+        OPEN_EFFECT = "runs/open_effect",
+        PROGRESS = "runs/progress",
+        SUCCEED = "runs/succeed",
+        SUCCEED_ALONE = "runs/succeed_alone",
+        FAIL = "runs/fail",
+        GIVE_BACK = "runs/give_back",
+        DEFER = "runs/defer",
+        CONDEMN = "runs/condemn",
+        REOPEN = "runs/reopen",
+        POSTPONE = "runs/postpone",
+        LOCK_UNFINISHED = "runs/lock_unfinished",
+        REISSUE = "runs/reissue",
+    }
+    idempotency {
+        PURGE = "idempotency/purge",
+    }
+    catalogue {
+        LOAD = "catalogue/load",
+        MATCHES = "catalogue/matches",
+    }
+    ops {
+        SCHEMA_VERSION = "ops/schema_version",
+    }
+}
+
+/// The roles, made before anything else.
+pub const ROLES: Statement = file!("ops/roles");
+
+/// What `workers migrate` applies anew after the migrations: functions, then guards, then grants.
+pub const REAPPLIED: &[Statement] = &[
+    file!("functions/uuid_v7"),
+    file!("functions/transitions"),
+    file!("functions/refuse_transition"),
+    file!("functions/refuse_change"),
+    file!("functions/setting_tenant"),
+    file!("functions/tenant_for"),
+    file!("functions/due_at"),
+    file!("functions/check_payload"),
+    file!("functions/check_retired"),
+    file!("functions/checked_traceparent"),
+    file!("functions/nearest_units"),
+    file!("functions/refuse_unit"),
+    file!("functions/envelope"),
+    file!("functions/claim_key"),
+    file!("functions/enqueue"),
+    file!("functions/dispatch"),
+    file!("functions/publish"),
+    file!("functions/run"),
+    file!("functions/load_catalogue"),
+    file!("functions/reissue"),
+    file!("functions/succeed"),
+    file!("guards/task_runs_transition"),
+    file!("guards/run_events_append_only"),
+    file!("guards/row_level_security"),
+    file!("ops/grants"),
+];

@@ -1,0 +1,343 @@
+//! SQS: the only user of the AWS types.
+//!
+//! Every call has a deadline, and errors carry the code and text of AWS, never a message body.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use aws_config::{BehaviorVersion, Region, retry::RetryConfig, timeout::TimeoutConfig};
+use aws_sdk_sqs::{
+    Client,
+    config::retry::RetryPartition,
+    error::{DisplayErrorContext, ProvideErrorMetadata, SdkError},
+    types::{
+        ChangeMessageVisibilityBatchRequestEntry, DeleteMessageBatchRequestEntry, MessageAttributeValue, MessageSystemAttributeName,
+        QueueAttributeName, SendMessageBatchRequestEntry,
+    },
+};
+use aws_smithy_http_client::tls;
+
+use crate::{config::SqsConfig, error::Error, queue::Queue};
+
+/// Most messages in one batch call.
+pub(crate) const BATCH_ENTRIES: usize = 10;
+/// Most bytes in one batch call, by body and attributes.
+pub(crate) const BATCH_BYTES: usize = 256 * 1024;
+/// Longest time a message can be hidden from its receive on.
+pub(crate) const MAX_HIDDEN: Duration = Duration::from_secs(43_200);
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
+
+/// A queue, or the dead-letter queue of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Target {
+    Main(Queue),
+    DeadLetters(Queue),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Main(queue) => write!(f, "{queue}"),
+            Target::DeadLetters(queue) => write!(f, "{queue}-dlq"),
+        }
+    }
+}
+
+/// The queues of one environment.
+#[derive(Debug, Clone)]
+pub(crate) struct Queues {
+    /// For receives: their own retry budget, so that a failing poll takes none from the others.
+    receiver: Client,
+    /// For everything else.
+    client: Client,
+    url_prefix: String,
+}
+
+/// A message to send.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    /// For people who look at a dead letter.
+    pub(crate) attributes: Vec<(&'static str, String)>,
+    pub(crate) body: String,
+    pub(crate) group: Option<String>,
+}
+
+impl Outgoing {
+    /// What it counts against the limit of a batch.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + self.attributes.iter().map(|(name, value)| name.len() + "String".len() + value.len()).sum::<usize>()
+    }
+}
+
+/// What became of one message of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Taken,
+    Refused(String),
+}
+
+/// A message in hand.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    pub(crate) body: String,
+    pub(crate) receipt: String,
+    pub(crate) receives: i32,
+}
+
+impl Queues {
+    /// Makes the clients; calls nothing yet.
+    pub(crate) async fn connect(config: &SqsConfig) -> Queues {
+        let http = aws_smithy_http_client::Builder::new()
+            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
+            .build_https();
+        let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
+            .http_client(http)
+            .retry_config(RetryConfig::standard().with_max_attempts(1))
+            .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(3)).operation_timeout(CALL_TIMEOUT).build());
+        if let Some(region) = &config.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        if let Some(endpoint) = &config.endpoint {
+            loader = loader.endpoint_url(endpoint);
+        }
+        if config.local_credentials {
+            loader = loader.credentials_provider(aws_credential_types::Credentials::new("local", "local", None, None, "local"));
+        }
+        let shared = loader.load().await;
+        let builder = aws_sdk_sqs::config::Builder::from(&shared);
+        Queues {
+            receiver: Client::from_conf(builder.clone().retry_partition(RetryPartition::new("receive")).build()),
+            client: Client::from_conf(builder.build()),
+            url_prefix: config.url_prefix.clone(),
+        }
+    }
+
+    pub(crate) fn url(&self, target: Target) -> String {
+        format!("{}{target}", self.url_prefix)
+    }
+
+    /// Sends at most ten messages within the deadline. The answer has one entry a message, in their order: a message that is in
+    /// neither list of the answer counts as refused.
+    pub(crate) async fn send(&self, target: Target, messages: &[Outgoing], deadline: Duration) -> Result<Vec<Sent>, Error> {
+        let mut call = self.client.send_message_batch().queue_url(self.url(target));
+        for (index, message) in messages.iter().enumerate() {
+            let mut entry = SendMessageBatchRequestEntry::builder()
+                .id(index.to_string())
+                .message_body(&message.body)
+                .set_message_group_id(message.group.clone());
+            for (name, value) in &message.attributes {
+                entry = entry.message_attributes(*name, text_attribute(value)?);
+            }
+            call = call.entries(entry.build().map_err(|error| failed("SendMessageBatch", &error))?);
+        }
+        let timeouts = TimeoutConfig::builder().operation_timeout(deadline).build();
+        let answer = call
+            .customize()
+            .config_override(aws_sdk_sqs::Config::builder().timeout_config(timeouts))
+            .send()
+            .await
+            .map_err(|error| sdk("SendMessageBatch", &error))?;
+        let mut sent = vec![Sent::Refused("SQS named it in neither list of its answer".to_owned()); messages.len()];
+        for entry in answer.failed() {
+            if let Some(slot) = entry.id().parse::<usize>().ok().and_then(|index| sent.get_mut(index)) {
+                *slot = Sent::Refused(format!("{}: {}", entry.code(), entry.message().unwrap_or("no reason given")));
+            }
+        }
+        for entry in answer.successful() {
+            // An entry in both lists was not sent for sure; sending it again is harmless.
+            if let Some(slot) = entry.id().parse::<usize>().ok().and_then(|index| sent.get_mut(index))
+                && !answer.failed().iter().any(|failed| failed.id() == entry.id())
+            {
+                *slot = Sent::Taken;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Waits up to `wait` for at most `count` (1 to 10) messages. Never drop this future: messages on their way would stay hidden.
+    pub(crate) async fn receive(&self, queue: Queue, count: usize, wait: Duration, visibility: Duration) -> Result<Vec<Message>, Error> {
+        let timeouts = TimeoutConfig::builder().connect_timeout(Duration::from_secs(3)).operation_timeout(wait + RECEIVE_MARGIN).build();
+        let answer = self
+            .receiver
+            .receive_message()
+            .queue_url(self.url(Target::Main(queue)))
+            .max_number_of_messages(count.clamp(1, BATCH_ENTRIES) as i32)
+            .wait_time_seconds(wait.as_secs() as i32)
+            .visibility_timeout(visibility.as_secs() as i32)
+            .message_system_attribute_names(MessageSystemAttributeName::ApproximateReceiveCount)
+            .customize()
+            .config_override(aws_sdk_sqs::Config::builder().timeout_config(timeouts))
+            .send()
+            .await
+            .map_err(|error| sdk("ReceiveMessage", &error))?;
+        let messages = answer.messages.unwrap_or_default().into_iter().filter_map(|message| {
+            let receives = message
+                .attributes
+                .as_ref()
+                .and_then(|attributes| attributes.get(&MessageSystemAttributeName::ApproximateReceiveCount))
+                .and_then(|count| count.parse().ok());
+            if receives.is_none() {
+                // Without the count a message would look new for ever: treat it as one that SQS is about to move away.
+                tracing::error!(%queue, "SQS gave no ApproximateReceiveCount with a message; it is re-issued through the outbox");
+            }
+            Some(Message {
+                body: message.body.unwrap_or_default(),
+                receipt: message.receipt_handle?,
+                receives: receives.unwrap_or(i32::MAX),
+            })
+        });
+        Ok(messages.collect())
+    }
+
+    /// Hides messages for so long from now; returns the indexes of those SQS refused, with its reason.
+    pub(crate) async fn hide(&self, queue: Queue, messages: &[(String, Duration)]) -> Result<Vec<(usize, String)>, Error> {
+        let mut call = self.client.change_message_visibility_batch().queue_url(self.url(Target::Main(queue)));
+        for (index, (receipt, time)) in messages.iter().enumerate() {
+            let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
+                .id(index.to_string())
+                .receipt_handle(receipt)
+                .visibility_timeout(time.as_secs_f64().ceil().min(MAX_HIDDEN.as_secs_f64()) as i32);
+            call = call.entries(entry.build().map_err(|error| failed("ChangeMessageVisibilityBatch", &error))?);
+        }
+        let answer = call.send().await.map_err(|error| sdk("ChangeMessageVisibilityBatch", &error))?;
+        Ok(answer.failed().iter().filter_map(|entry| Some((entry.id().parse().ok()?, entry.code().to_owned()))).collect())
+    }
+
+    /// Deletes messages; returns the indexes of those SQS refused, with its reason.
+    pub(crate) async fn delete(&self, queue: Queue, receipts: &[String]) -> Result<Vec<(usize, String)>, Error> {
+        let mut call = self.client.delete_message_batch().queue_url(self.url(Target::Main(queue)));
+        for (index, receipt) in receipts.iter().enumerate() {
+            let entry = DeleteMessageBatchRequestEntry::builder().id(index.to_string()).receipt_handle(receipt);
+            call = call.entries(entry.build().map_err(|error| failed("DeleteMessageBatch", &error))?);
+        }
+        let answer = call.send().await.map_err(|error| sdk("DeleteMessageBatch", &error))?;
+        Ok(answer.failed().iter().filter_map(|entry| Some((entry.id().parse().ok()?, entry.code().to_owned()))).collect())
+    }
+
+    /// Makes a queue or corrects its attributes; returns what was done.
+    pub(crate) async fn create(
+        &self,
+        target: Target,
+        visibility: Duration,
+        retention: Duration,
+        redrive: Option<&str>,
+    ) -> Result<&'static str, Error> {
+        let mut attributes = HashMap::from([
+            (QueueAttributeName::VisibilityTimeout, visibility.as_secs().to_string()),
+            (QueueAttributeName::MessageRetentionPeriod, retention.as_secs().to_string()),
+        ]);
+        if let Some(arn) = redrive {
+            let policy = serde_json::json!({ "deadLetterTargetArn": arn, "maxReceiveCount": 7 });
+            attributes.insert(QueueAttributeName::RedrivePolicy, policy.to_string());
+        }
+        let url = self.url(target);
+        let present = self.client.get_queue_attributes().queue_url(&url).attribute_names(QueueAttributeName::All).send().await;
+        match present {
+            Ok(answer) => {
+                let found = answer.attributes.unwrap_or_default();
+                if attributes.iter().all(|(name, value)| found.get(name).is_some_and(|found| same_attribute(found, value))) {
+                    return Ok("is right");
+                }
+                self.client
+                    .set_queue_attributes()
+                    .queue_url(&url)
+                    .set_attributes(Some(attributes))
+                    .send()
+                    .await
+                    .map_err(|error| sdk("SetQueueAttributes", &error))?;
+                Ok("corrected")
+            }
+            Err(error) if error.as_service_error().is_some_and(|error| error.is_queue_does_not_exist()) => {
+                let name = url.rsplit('/').next().unwrap_or_default();
+                self.client
+                    .create_queue()
+                    .queue_name(name)
+                    .set_attributes(Some(attributes))
+                    .send()
+                    .await
+                    .map_err(|error| sdk("CreateQueue", &error))?;
+                Ok("created")
+            }
+            Err(error) => Err(sdk("GetQueueAttributes", &error)),
+        }
+    }
+
+    /// The queue's ARN; an error names the queue that is missing.
+    pub(crate) async fn arn(&self, target: Target) -> Result<String, Error> {
+        let answer = self
+            .client
+            .get_queue_attributes()
+            .queue_url(self.url(target))
+            .attribute_names(QueueAttributeName::QueueArn)
+            .send()
+            .await
+            .map_err(|error| sdk("GetQueueAttributes", &error))?;
+        answer
+            .attributes
+            .and_then(|mut attributes| attributes.remove(&QueueAttributeName::QueueArn))
+            .ok_or_else(|| Error::Sqs { action: "GetQueueAttributes", text: format!("{target} has no ARN") })
+    }
+
+    /// Whether the queue exists; an error where SQS cannot say.
+    pub(crate) async fn exists(&self, target: Target) -> Result<bool, Error> {
+        let asked =
+            self.client.get_queue_attributes().queue_url(self.url(target)).attribute_names(QueueAttributeName::QueueArn).send().await;
+        match asked {
+            Ok(_) => Ok(true),
+            Err(error) if error.as_service_error().is_some_and(|error| error.is_queue_does_not_exist()) => Ok(false),
+            Err(error) => Err(sdk("GetQueueAttributes", &error)),
+        }
+    }
+
+    /// Sends a body that no run stands behind to the dead-letter queue: the only message a worker sends itself.
+    pub(crate) async fn send_unreadable(&self, queue: Queue, body: &str, code: &str, reason: &str) -> Result<(), Error> {
+        let message =
+            Outgoing { attributes: vec![("code", code.to_owned()), ("reason", reason.to_owned())], body: body.to_owned(), group: None };
+        match self.send(Target::DeadLetters(queue), &[message], CALL_TIMEOUT).await?.pop() {
+            Some(Sent::Refused(reason)) => Err(Error::Sqs { action: "SendMessageBatch", text: reason }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn same_attribute(found: &str, wanted: &str) -> bool {
+    // A redrive policy is JSON, and its number may come back as text.
+    let plain = |text: &str| match serde_json::from_str::<serde_json::Value>(text) {
+        Ok(serde_json::Value::Object(mut object)) => {
+            object.retain(|_, value| !value.is_null());
+            object.iter().map(|(name, value)| format!("{name}={}", value.to_string().trim_matches('"'))).collect::<Vec<_>>().join(",")
+        }
+        _ => text.to_owned(),
+    };
+    plain(found) == plain(wanted)
+}
+
+fn text_attribute(value: &str) -> Result<MessageAttributeValue, Error> {
+    MessageAttributeValue::builder().data_type("String").string_value(value).build().map_err(|error| failed("SendMessageBatch", &error))
+}
+
+fn failed(action: &'static str, error: &dyn std::error::Error) -> Error {
+    Error::Sqs { action, text: error.to_string() }
+}
+
+fn sdk<E>(action: &'static str, error: &SdkError<E>) -> Error
+where
+    E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+{
+    let text = match error {
+        SdkError::ServiceError(service) => {
+            let meta = service.err().meta();
+            format!("{}: {}", meta.code().unwrap_or("error"), meta.message().unwrap_or("no reason given"))
+        }
+        SdkError::TimeoutError(_) => "no answer in time".to_owned(),
+        other => {
+            let mut text = DisplayErrorContext(other).to_string();
+            if let Some(end) = text.find(" (") {
+                text.truncate(end);
+            }
+            text
+        }
+    };
+    Error::Sqs { action, text }
+}

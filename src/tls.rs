@@ -1,0 +1,144 @@
+//! TLS for PostgreSQL, with the modes of libpq.
+
+use std::sync::Arc;
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+
+/// How much of the server's certificate is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verify {
+    /// Nothing: `prefer`, `require`.
+    Nothing,
+    /// That a trusted authority signed it: `verify-ca`.
+    Chain,
+    /// Also that it is for this host: `verify-full`.
+    Full,
+}
+
+/// A client configuration; `roots` is a PEM file of authorities, else those of the system are trusted.
+pub(crate) fn client(verify: Verify, roots: Option<&str>) -> Result<ClientConfig, String> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS: {error}"))?;
+    if verify == Verify::Nothing {
+        return Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(Unchecked(provider))).with_no_client_auth());
+    }
+    let store = Arc::new(authorities(roots)?);
+    if verify == Verify::Full {
+        return Ok(builder.with_root_certificates(store).with_no_client_auth());
+    }
+    let inner = WebPkiServerVerifier::builder_with_provider(store, provider).build().map_err(|error| format!("sslrootcert: {error}"))?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(ChainOnly(inner))).with_no_client_auth())
+}
+
+fn authorities(roots: Option<&str>) -> Result<RootCertStore, String> {
+    let mut store = RootCertStore::empty();
+    match roots {
+        None | Some("system") => {
+            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        Some(path) => {
+            let certificates = CertificateDer::pem_file_iter(path).map_err(|error| format!("sslrootcert {path}: {error}"))?;
+            for certificate in certificates {
+                let certificate = certificate.map_err(|error| format!("sslrootcert {path}: {error}"))?;
+                store.add(certificate).map_err(|error| format!("sslrootcert {path}: {error}"))?;
+            }
+            if store.is_empty() {
+                return Err(format!("sslrootcert {path} holds no certificate"));
+            }
+        }
+    }
+    Ok(store)
+}
+
+/// Checks the signatures of the handshake, not whose certificate it is.
+#[derive(Debug)]
+struct Unchecked(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unchecked {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Checks the chain and its dates, not the host's name.
+#[derive(Debug)]
+struct ChainOnly(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for ChainOnly {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.0.verify_server_cert(certificate, intermediates, name, ocsp, now) {
+            Err(Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
+                Ok(ServerCertVerified::assertion())
+            }
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}

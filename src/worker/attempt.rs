@@ -1,0 +1,285 @@
+//! One attempt: the handler, then what it became. Only the holder of the lease records anything (I3).
+//!
+//! Crash points: before the commit of effect or record the lease lapses and the run is taken over (`lost`); after it the message
+//! comes back and is judged as over. A COMMIT whose answer is lost is decided by a fenced update on another session, which waits
+//! for the row lock of the unanswered one (I2).
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use deadpool_postgres::Object;
+use futures_util::FutureExt;
+use tokio::{sync::OwnedSemaphorePermit, task::JoinError};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::{
+    database,
+    error::{self, Error},
+    failure::{TaskError, storable},
+    ledger::{self, Failure, Recorded, Started},
+    run::{EffectTransaction, TaskRun},
+    sqs::MAX_HIDDEN,
+    unit::Unit,
+};
+
+use super::{Worker, holds::Hold, settle::Settle};
+
+/// The fifth receive is the last that may return by visibility; the sixth would not be started.
+const LAST_RECEIVE: i32 = 5;
+/// First wait after an interruption.
+const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Attempt {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) unit: &'static Unit,
+    pub(crate) hold: Hold,
+    pub(crate) receives: i32,
+    pub(crate) started: Started,
+}
+
+/// How a handler ended.
+#[allow(clippy::large_enum_variant, reason = "one lives on the stack of each attempt")]
+enum Ended {
+    Returned(Result<Option<String>, TaskError>, Option<EffectTransaction>),
+    /// Its lease was lost: nothing of it may be recorded.
+    LeaseLost,
+    /// The stop budget is used up.
+    Cut,
+}
+
+/// What the runtime does with the message.
+enum Fate {
+    Settle(Settle),
+    /// It is not ours any more, or what became of it is unknown: it comes back and is judged.
+    Leave,
+}
+
+impl Attempt {
+    /// Runs the handler and finishes the run; the slot is free when the handler has really ended.
+    pub(crate) async fn run(self, slot: OwnedSemaphorePermit) {
+        let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
+        async {
+            tracing::debug!("started");
+            let fate = match self.handle(slot).await {
+                Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
+                Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
+                Ended::LeaseLost => Fate::Leave,
+                Ended::Cut => self.give_back().await,
+            };
+            match fate {
+                Fate::Settle(what) => self.worker.settle(&self.hold, what).await,
+                Fate::Leave => self.worker.holds.release(&self.hold).await,
+            }
+        }
+        .instrument(span)
+        .await;
+    }
+
+    async fn handle(&self, slot: OwnedSemaphorePermit) -> Ended {
+        let timeout = Duration::from_secs(u64::from(self.unit.timeout_seconds));
+        let cancelled = CancellationToken::new();
+        let run = TaskRun::new(
+            self.started.clone(),
+            self.unit.name,
+            timeout,
+            tracing::Span::current(),
+            cancelled.clone(),
+            self.worker.state.clone(),
+            self.worker.pools.clone(),
+        );
+        let handler = self.unit.handler;
+        let payload = self.started.payload.clone();
+        let mut task = self.worker.handlers.spawn(
+            async move {
+                // A panic ends this attempt alone.
+                let result = AssertUnwindSafe(async { handler(&payload, &run).await }).catch_unwind().await;
+                let result = result.unwrap_or_else(|panic| Err(panicked(&*panic)));
+                (result, run.into_effect(), slot)
+            }
+            .in_current_span(),
+        );
+        let ended = tokio::select! {
+            joined = &mut task => return match joined {
+                Ok((result, effect, slot)) => {
+                    drop(slot);
+                    Ended::Returned(result, effect)
+                }
+                Err(error) => Ended::Returned(Err(ended_badly(error)), None),
+            },
+            () = tokio::time::sleep(timeout) => {
+                Ended::Returned(Err(TaskError::transient(format!("it took longer than {} s", timeout.as_secs())).with_code("TIMED_OUT")), None)
+            }
+            () = self.hold.lost.cancelled() => Ended::LeaseLost,
+            () = self.worker.cut.cancelled() => Ended::Cut,
+        };
+        // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its slot until then.
+        cancelled.cancel();
+        task.abort();
+        ended
+    }
+
+    /// Commits the effect together with `succeeded`.
+    async fn succeed(&self, outcome: Option<String>, effect: Option<EffectTransaction>) -> Fate {
+        let outcome = outcome.map(|text| text.replace("\\u0000", "\\ufffd"));
+        let finished = match effect {
+            Some(effect) => self.commit(effect.into_connection(), outcome.as_deref()).await,
+            None => self.succeed_alone(outcome.as_deref()).await,
+        };
+        match finished {
+            Ok(()) => {
+                tracing::info!("succeeded");
+                Fate::Settle(Settle::Delete)
+            }
+            Err(error) if error.sqlstate().is_some_and(|state| state.code() == "ML011") => {
+                tracing::warn!("the lease was lost before the run could be finished; nothing of the attempt was committed");
+                Fate::Leave
+            }
+            Err(error) if error.session_is_gone() => self.interrupt(&error.to_string()).await,
+            Err(Error::Postgres { source, .. }) => {
+                let ended = source.code().is_some_and(|state| state.code() == "ML010");
+                let error = TaskError::from(source);
+                self.record(if ended { error.with_code("TRANSACTION_ENDED") } else { error }).await
+            }
+            Err(error) => self.interrupt(&error.to_string()).await,
+        }
+    }
+
+    /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
+    async fn commit(&self, connection: Object, outcome: Option<&str>) -> Result<(), Error> {
+        if let Err(error) = ledger::succeed(&connection, &self.started, outcome).await {
+            ledger::roll_back(connection).await;
+            return Err(error);
+        }
+        match connection.batch_execute("commit").await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                database::discard(connection);
+                Err(Error::Postgres { statement: "effect commit", source: error })
+            }
+        }
+    }
+
+    async fn succeed_alone(&self, outcome: Option<&str>) -> Result<(), Error> {
+        let connection = database::get(&self.worker.pools.record).await?;
+        let finished = ledger::succeed_alone(&connection, &self.started, outcome).await;
+        if finished.as_ref().is_err_and(Error::session_is_gone) {
+            database::discard(connection);
+        }
+        finished
+    }
+
+    /// Rolls the effect back and records the failure on another session: the record never depends on the one that failed.
+    async fn fail(&self, error: TaskError, effect: Option<EffectTransaction>) -> Fate {
+        let mut gone = error.session_gone();
+        if let Some(effect) = effect {
+            gone |= effect.is_closed();
+            ledger::roll_back(effect.into_connection()).await;
+        }
+        if gone && !error.is_permanent() { self.interrupt(&error.text()).await } else { self.record(error).await }
+    }
+
+    async fn record(&self, error: TaskError) -> Fate {
+        let failures = u32::try_from(self.started.attempt()).unwrap_or(1);
+        let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures));
+        let left = MAX_HIDDEN.saturating_sub(self.hold.received.elapsed() + Duration::from_secs(60));
+        let failure = Failure {
+            code: error.code(),
+            text: error.text(),
+            permanent: error.is_permanent(),
+            backoff,
+            through_outbox: self.receives >= LAST_RECEIVE || backoff > left,
+        };
+        let recorded = self
+            .worker
+            .until_answered("recording a failure", || async {
+                let mut connection = database::get(&self.worker.pools.record).await?;
+                ledger::fail(&mut connection, self.started.run_id, self.started.token, &failure).await
+            })
+            .await;
+        let (code, text) = (&failure.code, &failure.text);
+        match recorded {
+            Some(Recorded::Failed) => {
+                tracing::error!(code, error = text, "failed; its dead letter is on the way");
+                self.worker.wakes.wake().await;
+                Fate::Settle(Settle::Delete)
+            }
+            Some(Recorded::Retrying) => {
+                tracing::warn!(code, error = text, retry_in_ms = backoff.as_millis() as u64, "failed; it will be tried again");
+                if failure.through_outbox {
+                    self.worker.wakes.wake().await;
+                    Fate::Settle(Settle::Delete)
+                } else {
+                    Fate::Settle(Settle::Hide(backoff))
+                }
+            }
+            // An answer that was lost after its commit looks the same: the message comes back and is judged.
+            Some(Recorded::LeaseLost) | None => Fate::Leave,
+        }
+    }
+
+    /// The database session was lost, or a COMMIT was not answered: given back, not counted as a failure, at most twenty times.
+    async fn interrupt(&self, reason: &str) -> Fate {
+        let reason = storable(reason, 500);
+        let runs = [(self.started.run_id, self.started.token)];
+        let given = self
+            .worker
+            .until_answered("giving back an interrupted run", || async {
+                let mut connection = database::get(&self.worker.pools.record).await?;
+                ledger::give_back(&mut connection, &runs, &reason, INTERRUPTED_PAUSE, true).await
+            })
+            .await;
+        match given {
+            Some(given) if !given.is_empty() => {
+                tracing::warn!(reason, "interrupted; given back");
+                self.worker.wakes.wake().await;
+                Fate::Settle(Settle::Delete)
+            }
+            // Not given back: it was committed after all, or taken over, or interrupted too often. Only in the last case is
+            // the lease still ours, and then it counts as a failure.
+            Some(_) => Box::pin(self.record(TaskError::transient(reason).with_code("INTERRUPTED"))).await,
+            None => Fate::Leave,
+        }
+    }
+
+    /// The process stops: the run returns to its queue by a new message, and this one goes.
+    async fn give_back(&self) -> Fate {
+        let runs = [(self.started.run_id, self.started.token)];
+        let reason = "the process stopped before the run was finished";
+        let given = async {
+            let mut connection = database::get(&self.worker.pools.record).await?;
+            ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await
+        };
+        match given.await {
+            Ok(given) if given.is_empty() => Fate::Leave,
+            Ok(_) => {
+                tracing::info!("given back: the process stops");
+                self.worker.wakes.wake().await;
+                Fate::Settle(Settle::Delete)
+            }
+            Err(error) if error.sqlstate().is_some_and(|state| state.code() == "55P03") => {
+                // A relay holds the outbox row: the run is queued all the same, and this message brings it back at once.
+                let queued = async {
+                    let connection = database::get(&self.worker.pools.record).await?;
+                    ledger::give_back_by_visibility(&connection, &runs, reason).await
+                };
+                match queued.await {
+                    Ok(given) if !given.is_empty() => Fate::Settle(Settle::Hide(Duration::ZERO)),
+                    _ => Fate::Leave,
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the run could not be given back; its lease lapses and it is taken over");
+                Fate::Leave
+            }
+        }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> TaskError {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    TaskError::transient(text.unwrap_or_else(|| "the handler panicked".to_owned())).with_code("PANIC")
+}
+
+fn ended_badly(error: JoinError) -> TaskError {
+    TaskError::transient(error::chain(&error)).with_code("PANIC")
+}

@@ -1,0 +1,145 @@
+//! What becomes of a message at the end: deleted, or hidden for a while. Both in batches, a settler for each queue.
+//!
+//! A delete that cannot be made is given up after a few tries: the message comes back, is judged as over, and is deleted then.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    queue::Queue,
+    sqs::{BATCH_ENTRIES, Queues},
+};
+
+use super::holds::Hold;
+
+/// How long the first message of a batch waits for others.
+const LINGER: Duration = Duration::from_millis(20);
+const TRIES: u32 = 4;
+
+/// What to do with a message.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Settle {
+    Delete,
+    /// Hide it for so long from now; zero gives it to anybody at once.
+    Hide(Duration),
+}
+
+type Order = (String, Settle, Option<oneshot::Sender<()>>);
+
+/// The settlers of all queues.
+pub(crate) struct Settlers(HashMap<Queue, mpsc::Sender<Order>>);
+
+impl Settlers {
+    /// Starts a settler for each queue; they end when this is dropped and everything is settled.
+    pub(crate) fn start(sqs: &Queues, queues: &[Queue], spawn: impl Fn(futures_util::future::BoxFuture<'static, ()>)) -> Settlers {
+        Settlers(
+            queues
+                .iter()
+                .map(|queue| {
+                    let (sender, orders) = mpsc::channel(1_000);
+                    spawn(Box::pin(settle(sqs.clone(), *queue, orders)));
+                    (*queue, sender)
+                })
+                .collect(),
+        )
+    }
+
+    /// Hands a message over; its heartbeat must have ended. Waits only where a thousand others wait already.
+    pub(crate) async fn settle(&self, hold: &Hold, what: Settle) {
+        if let Some(sender) = self.0.get(&hold.queue) {
+            let _ = sender.send((hold.receipt.clone(), what, None)).await;
+        }
+    }
+
+    /// Waits until everything handed over before is settled.
+    pub(crate) async fn flush(&self) {
+        for sender in self.0.values() {
+            let (done, settled) = oneshot::channel();
+            if sender.send((String::new(), Settle::Delete, Some(done))).await.is_ok() {
+                let _ = settled.await;
+            }
+        }
+    }
+}
+
+async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
+    let mut batch: Vec<Order> = Vec::new();
+    loop {
+        if orders.recv_many(&mut batch, 100).await == 0 {
+            return;
+        }
+        let alone = batch.len() < BATCH_ENTRIES && batch.iter().all(|(_, _, done)| done.is_none());
+        if alone && batch.iter().all(|(_, what, _)| *what == Settle::Delete) {
+            // Deletes can wait a moment for company; a message that is hidden or given back cannot.
+            let _ = tokio::time::timeout(LINGER, async {
+                while batch.len() < BATCH_ENTRIES
+                    && let Some(order) = orders.recv().await
+                {
+                    let urgent = order.2.is_some() || order.1 != Settle::Delete;
+                    batch.push(order);
+                    if urgent {
+                        break;
+                    }
+                }
+            })
+            .await;
+        }
+        let mut deletes = Vec::new();
+        let mut hides = Vec::new();
+        let mut waiting = Vec::new();
+        for (receipt, what, done) in batch.drain(..) {
+            match (what, done) {
+                (_, Some(done)) => waiting.push(done),
+                (Settle::Delete, None) => deletes.push(receipt),
+                (Settle::Hide(time), None) => hides.push((receipt, time)),
+            }
+        }
+        let deleting = async {
+            for chunk in deletes.chunks(BATCH_ENTRIES) {
+                delete(&sqs, queue, chunk.to_vec()).await;
+            }
+        };
+        let hiding = async {
+            for chunk in hides.chunks(BATCH_ENTRIES) {
+                hide(&sqs, queue, chunk.to_vec()).await;
+            }
+        };
+        tokio::join!(deleting, hiding);
+        for done in waiting {
+            let _ = done.send(());
+        }
+    }
+}
+
+async fn delete(sqs: &Queues, queue: Queue, mut receipts: Vec<String>) {
+    for attempt in 1..=TRIES {
+        let problem = match sqs.delete(queue, &receipts).await {
+            Ok(refused) if refused.is_empty() => return,
+            Ok(refused) => {
+                receipts = refused.iter().filter_map(|(index, _)| receipts.get(*index).cloned()).collect();
+                refused.into_iter().map(|(_, code)| code).next().unwrap_or_default()
+            }
+            Err(error) => error.to_string(),
+        };
+        if attempt == TRIES {
+            tracing::warn!(%queue, count = receipts.len(), problem, "messages were not deleted; they come back and are deleted then");
+        } else {
+            tokio::time::sleep(Duration::from_millis(200 << attempt)).await;
+        }
+    }
+}
+
+/// A hide that fails is not tried again: the message comes back when its visibility ends, and is judged anew.
+async fn hide(sqs: &Queues, queue: Queue, messages: Vec<(String, Duration)>) {
+    match sqs.hide(queue, &messages).await {
+        Ok(refused) if refused.is_empty() => {}
+        Ok(refused) => {
+            let code = refused.first().map(|(_, code)| code.as_str()).unwrap_or_default();
+            tracing::warn!(%queue, count = refused.len(), code, "messages were not hidden; they come back when their visibility ends");
+        }
+        Err(error) => {
+            tracing::warn!(%queue, count = messages.len(), %error, "messages were not hidden; they come back when their visibility ends");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Units that misbehave on request. Each inserts one row into `public.effects` through its effect transaction where it succeeds.
+
+use std::{process::ExitCode, time::Duration};
+
+use monalisa::{Event, TaskError, TaskRun, subscriber, task};
+use serde::{Deserialize, Serialize};
+
+fn main() -> ExitCode {
+    monalisa::Workers::new().service("test-workers").main()
+}
+
+async fn effect(run: &TaskRun, note: &str) -> Result<(), TaskError> {
+    let transaction = run.transaction().await?;
+    transaction.execute("insert into public.effects (run_id, note) values ($1, $2)", &[&run.run_id(), &note]).await?;
+    Ok(())
+}
+
+/// Anything goes.
+#[derive(Serialize, Deserialize)]
+struct Plain {
+    #[serde(default)]
+    note: String,
+}
+
+task! { payload: Plain, handler: ok, name: "t.ok", queue: "default" }
+
+async fn ok(payload: Plain, run: &TaskRun) -> Result<&'static str, TaskError> {
+    effect(run, &payload.note).await?;
+    Ok("done")
+}
+
+/// On the most urgent queue.
+#[derive(Serialize, Deserialize)]
+struct Urgent {}
+
+task! { payload: Urgent, handler: urgent, name: "t.urgent", queue: "critical" }
+
+async fn urgent(_: Urgent, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "urgent").await
+}
+
+/// Says what it sees of its run.
+#[derive(Serialize, Deserialize)]
+struct Look {
+    digits: Digits,
+}
+
+/// A number digit for digit.
+#[derive(Serialize, Deserialize)]
+struct Digits(f64);
+
+task! { payload: Look, handler: look, name: "t.look", queue: "default" }
+
+async fn look(payload: Look, run: &TaskRun) -> Result<String, TaskError> {
+    let transaction = run.transaction().await?;
+    let row = transaction
+        .query_one(
+            "select current_setting('app.tenant_id'), current_setting('app.system_process'), current_setting('transaction_isolation')",
+            &[],
+        )
+        .await?;
+    run.progress(40).await;
+    let (tenant, process, isolation): (String, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    Ok(format!("{tenant}|{process}|{isolation}|{}|{}|{}", run.attempt(), run.name(), payload.digits.0))
+}
+
+/// Sleeps, then does it.
+#[derive(Serialize, Deserialize)]
+struct Sleep {
+    s: f64,
+}
+
+task! { payload: Sleep, handler: sleep, name: "t.sleep", queue: "default" }
+
+async fn sleep(payload: Sleep, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "before the sleep").await?;
+    tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
+    Ok(())
+}
+
+/// Blocks its thread, then does it.
+#[derive(Serialize, Deserialize)]
+struct Block {
+    s: f64,
+}
+
+task! { payload: Block, handler: block, name: "t.block", queue: "default" }
+
+async fn block(payload: Block, run: &TaskRun) -> Result<(), TaskError> {
+    std::thread::sleep(Duration::from_secs_f64(payload.s));
+    effect(run, "blocked").await
+}
+
+/// One at a time in a process.
+#[derive(Serialize, Deserialize)]
+struct Single {
+    s: f64,
+}
+
+task! { payload: Single, handler: single, name: "t.single", queue: "default", concurrency: 1 }
+
+async fn single(payload: Single, run: &TaskRun) -> Result<(), TaskError> {
+    tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
+    effect(run, "single").await
+}
+
+/// Takes longer than it may.
+#[derive(Serialize, Deserialize)]
+struct Slow {}
+
+task! { payload: Slow, handler: slow, name: "t.slow", queue: "default", timeout_seconds: 1 }
+
+async fn slow(_: Slow, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "too late").await?;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    Ok(())
+}
+
+/// Fails so many times, then does it.
+#[derive(Serialize, Deserialize)]
+struct Transient {
+    n: i32,
+}
+
+task! { payload: Transient, handler: transient, name: "t.transient", queue: "default" }
+
+async fn transient(payload: Transient, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "transient").await?;
+    if run.attempt() <= payload.n {
+        return Err(TaskError::transient("not yet").retry_after(Duration::from_millis(50)));
+    }
+    Ok(())
+}
+
+/// Fails at once.
+#[derive(Serialize, Deserialize)]
+struct Permanent {
+    msg: String,
+}
+
+task! { payload: Permanent, handler: permanent, name: "t.permanent", queue: "default" }
+
+async fn permanent(payload: Permanent, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "permanent").await?;
+    Err(TaskError::not_found(payload.msg))
+}
+
+/// Panics.
+#[derive(Serialize, Deserialize)]
+struct Panic {}
+
+task! { payload: Panic, handler: panicking, name: "t.panic", queue: "default" }
+
+async fn panicking(_: Panic, _: &TaskRun) -> Result<(), TaskError> {
+    panic!("the handler lost its head");
+}
+
+/// Kills its process.
+#[derive(Serialize, Deserialize)]
+struct Abort {}
+
+task! { payload: Abort, handler: abort, name: "t.abort", queue: "default" }
+
+async fn abort(_: Abort, _: &TaskRun) -> Result<(), TaskError> {
+    std::process::abort();
+}
+
+/// Runs SQL in the effect transaction, after its effect.
+#[derive(Serialize, Deserialize)]
+struct Sql {
+    q: String,
+    #[serde(default)]
+    swallow: bool,
+}
+
+task! { payload: Sql, handler: sql, name: "t.sql", queue: "default" }
+
+async fn sql(payload: Sql, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "sql").await?;
+    match run.transaction().await?.batch_execute(&payload.q).await {
+        Err(error) if !payload.swallow => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Work without a tenant.
+#[derive(Serialize, Deserialize)]
+struct Platform {}
+
+task! { payload: Platform, handler: platform, name: "t.platform", queue: "bulk", context: "platform" }
+
+async fn platform(_: Platform, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "platform").await
+}
+
+/// An event with two subscribers, one of which always fails.
+#[derive(Serialize, Deserialize)]
+struct Happened {
+    #[serde(default)]
+    note: String,
+}
+
+impl Event for Happened {
+    const TYPE: &'static str = "test.happened";
+}
+
+subscriber! { event: Happened, handler: happened_well, name: "t.happened_well", queue: "default" }
+subscriber! { event: Happened, handler: happened_badly, name: "t.happened_badly", queue: "default" }
+
+async fn happened_well(event: Happened, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, &event.note).await
+}
+
+async fn happened_badly(event: Happened, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, &event.note).await?;
+    Err(TaskError::validation("this subscriber always fails"))
+}
