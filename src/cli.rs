@@ -99,7 +99,7 @@ fn start_logs() {
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal);
     // A second subscriber, in a program that has set its own, is no reason to stop.
-    let _ = if pretty { logs.compact().try_init() } else { logs.json().flatten_event(true).try_init() };
+    let _ = if pretty { logs.compact().try_init() } else { logs.json().flatten_event(true).with_span_list(false).try_init() };
 }
 
 /// Prints a line; who listened to it may be gone, which is no error.

@@ -183,6 +183,8 @@ pub struct Pools {
     pub effect: Pool,
     /// Records of failures, progress, handlers' own transactions: one a slot.
     pub record: Pool,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    runtime: Handle,
 }
 
 /// How many connections each purpose gets.
@@ -222,7 +224,27 @@ impl Pools {
             control: database.pool("control", plan.control, margin, runtime)?,
             effect: database.pool("effect", plan.slots.max(1), longest + margin, runtime)?,
             record: database.pool("record", plan.slots.max(1), longest + margin, runtime)?,
+            tls: database.tls.clone(),
+            runtime: runtime.clone(),
         })
+    }
+
+    /// Takes a connection out of its pool and closes it: its session may be in a transaction, or in the middle of a statement, which
+    /// is cancelled, so that its locks go with it.
+    pub(crate) fn discard(&self, connection: Object) {
+        let cancel = connection.cancel_token();
+        drop(Object::take(connection));
+        let tls = self.tls.clone();
+        self.runtime.spawn(async move {
+            let cancelled = async {
+                match tls {
+                    None => cancel.cancel_query(NoTls).await,
+                    Some(tls) => cancel.cancel_query(MakeRustlsConnect::new((*tls).clone())).await,
+                }
+            };
+            // The session may have ended already, or its server may be gone: nothing to cancel then.
+            drop(tokio::time::timeout(CONNECT_TIMEOUT, cancelled).await);
+        });
     }
 }
 
@@ -234,11 +256,6 @@ pub(crate) async fn get(pool: &Pool) -> Result<Object, Error> {
         }
         other => Error::Pool(other.to_string()),
     })
-}
-
-/// Takes a connection out of its pool and closes it: its session may be in a transaction, or in the middle of a statement.
-pub(crate) fn discard(connection: Object) {
-    drop(Object::take(connection));
 }
 
 #[cfg(test)]

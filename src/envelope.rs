@@ -16,27 +16,29 @@ pub struct Envelope {
     pub dead_letter: Option<DeadLetter>,
 }
 
-/// Why a run ended in the dead-letter queue.
+/// What a worker reads of a dead letter that came back.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct DeadLetter {
     /// The generation that failed.
     pub generation: i32,
-    /// The code of the failure, such as `NOT_FOUND`.
-    #[serde(default)]
-    pub code: Option<String>,
-    /// The text of the failure.
-    #[serde(default)]
-    pub text: Option<String>,
-    /// Which attempt failed for good.
-    #[serde(default)]
-    pub attempt: Option<i64>,
-    /// The worker it failed on.
-    #[serde(default)]
-    pub worker: Option<String>,
-    /// When, RFC 3339.
-    #[serde(default)]
-    pub at: Option<String>,
+}
+
+/// What of a dead letter is repeated as message attributes, for people.
+const ATTRIBUTES: [&str; 6] = ["generation", "code", "text", "attempt", "worker", "at"];
+
+/// The attributes of a dead letter; `None` for any other envelope, whatever it looks like.
+pub(crate) fn dead_letter(envelope: &str) -> Option<Vec<(&'static str, String)>> {
+    if !envelope.contains("\"deadLetter\"") {
+        return None;
+    }
+    let mut envelope: serde_json::Map<String, serde_json::Value> = serde_json::from_str(envelope).ok()?;
+    let letter = envelope.remove("deadLetter").filter(|letter| !letter.is_null())?;
+    let text = |name| match letter.get(name)? {
+        serde_json::Value::String(text) if !text.is_empty() => Some(text.clone()),
+        serde_json::Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    Some(ATTRIBUTES.into_iter().filter_map(|name| Some((name, text(name)?))).collect())
 }
 
 impl Envelope {
@@ -66,6 +68,15 @@ mod tests {
     fn reads_what_it_trusts_and_ignores_the_rest() {
         let read = Envelope::read(r#"{"v":1,"runId":"01a22cd2-23e0-7839-a807-d1bcc76c81c6","generation":2,"tenantId":"x"}"#);
         assert_eq!(read.map(|envelope| (envelope.generation, envelope.mark())), Ok((2, 0)));
+    }
+
+    #[test]
+    fn a_dead_letter_is_told_by_its_mark_alone() {
+        assert_eq!(dead_letter(r#"{"runId":"x","unit":"deadLetter"}"#), None);
+        assert_eq!(dead_letter(r#"{"deadLetter":null}"#), None);
+        assert_eq!(dead_letter(r#"{"deadLetter":true}"#), Some(vec![]));
+        let letter = dead_letter(r#"{"deadLetter":{"generation":2,"code":"NOT_FOUND","text":"","x":1}}"#);
+        assert_eq!(letter, Some(vec![("generation", "2".to_owned()), ("code", "NOT_FOUND".to_owned())]));
     }
 
     #[test]

@@ -137,18 +137,15 @@ impl<E: StdError + Send + Sync + 'static> From<E> for TaskError {
 /// Text that jsonb and SQS take: no NUL, no control characters but tab and line ends, no U+FFFE or U+FFFF; cut to `limit` bytes.
 pub(crate) fn storable(text: &str, limit: usize) -> String {
     const CUT: &str = "… (cut)";
-    let mut kept = String::with_capacity(text.len().min(limit));
-    for c in text.chars() {
-        let c = match c {
-            '\t' | '\n' | '\r' => c,
-            c if c < ' ' || matches!(c, '\u{fffe}' | '\u{ffff}') => '\u{fffd}',
-            c => c,
-        };
-        if kept.len() + c.len_utf8() > limit - CUT.len() && kept.len() + c.len_utf8() + text.len().saturating_sub(kept.len()) > limit {
-            kept.push_str(CUT);
-            break;
-        }
-        kept.push(c);
+    let clean = |c: char| match c {
+        '\t' | '\n' | '\r' => c,
+        c if c < ' ' || matches!(c, '\u{fffe}' | '\u{ffff}') => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    let mut kept: String = text.chars().take(limit + 1).map(clean).collect();
+    if kept.len() > limit {
+        kept.truncate(kept.floor_char_boundary(limit - CUT.len()));
+        kept.push_str(CUT);
     }
     kept
 }

@@ -10,7 +10,7 @@ use tokio_postgres::{IsolationLevel, Row};
 use uuid::Uuid;
 
 use crate::{
-    database,
+    database::Pools,
     error::Error,
     sql::{self, Statement},
 };
@@ -381,9 +381,9 @@ fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
 }
 
 /// Ends an effect transaction without its effect. The connection returns to its pool only where the rollback was answered in time.
-pub(crate) async fn roll_back(connection: Object) {
+pub(crate) async fn roll_back(pools: &Pools, connection: Object) {
     let answered = tokio::time::timeout(Duration::from_secs(5), connection.batch_execute("rollback")).await;
     if !matches!(answered, Ok(Ok(()))) {
-        database::discard(connection);
+        pools.discard(connection);
     }
 }

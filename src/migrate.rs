@@ -130,5 +130,12 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
             Ok(())
         }
         _ => Ok(()),
+    }?;
+    let asked = client.query_one(sql::ops::MAY_WORK.text, &[]).await;
+    let (may, role): (bool, String) =
+        asked.and_then(|row| Ok((row.try_get("may")?, row.try_get("role")?))).map_err(Error::postgres(sql::ops::MAY_WORK.name))?;
+    if may {
+        return Ok(());
     }
+    Err(Error::Other(format!("the role {role} may not work here and would see no run: grant monalisa_worker to {role}")))
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// One of the two outbox tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
     /// `work.outbox_messages`: runs with a tenant.
     Tenant,
@@ -60,14 +60,20 @@ pub enum From {
     Ago(Duration),
 }
 
+impl From {
+    fn bounds(&self) -> (Option<&str>, Option<f64>) {
+        match self {
+            From::TheStart => (None, None),
+            From::Row(available_at) => (Some(available_at.as_str()), None),
+            From::Ago(time) => (None, Some(time.as_secs_f64())),
+        }
+    }
+}
+
 /// Locks the oldest due rows of one queue, until the transaction of `client` ends.
 pub async fn claim(client: &impl GenericClient, table: Table, queue: Queue, from: &From, limit: i64) -> Result<Vec<Row>, Error> {
     let statement = table.pick(sql::outbox::CLAIM, sql::platform_outbox::CLAIM);
-    let (cursor, lookback) = match from {
-        From::TheStart => (None, None),
-        From::Row(available_at) => (Some(available_at.as_str()), None),
-        From::Ago(time) => (None, Some(time.as_secs_f64())),
-    };
+    let (cursor, lookback) = from.bounds();
     let read = async {
         let prepared = client.prepare_cached(statement.text).await?;
         let rows = client
@@ -125,22 +131,34 @@ pub async fn mark_failed(client: &impl GenericClient, table: Table, rows: &[NotS
     expect_rows(statement, ids.len(), write.await.map_err(failed)?)
 }
 
-/// How long until the next row of these queues is due, over both tables; `None` where nothing waits.
-pub async fn next_due(client: &impl GenericClient, queues: &[Queue]) -> Result<Option<Duration>, Error> {
-    let names: Vec<&str> = queues.iter().map(|queue| queue.as_str()).collect();
-    let mut soonest: Option<Duration> = None;
-    for table in Table::BOTH {
-        let statement = table.pick(sql::outbox::NEXT_DUE, sql::platform_outbox::NEXT_DUE);
-        let read = async {
-            let prepared = client.prepare_cached(statement.text).await?;
-            client.query_one(&prepared, &[/* queues */ &names]).await?.try_get::<_, Option<f64>>("seconds")
-        };
-        if let Some(seconds) = read.await.map_err(Error::postgres(statement.name))? {
-            let wait = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
-            soonest = Some(soonest.map_or(wait, |other| other.min(wait)));
-        }
-    }
-    Ok(soonest)
+/// How a queue of one table stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Due {
+    /// The queue.
+    pub queue: Queue,
+    /// Whether a row is due.
+    pub now: bool,
+    /// How long until the next row becomes due; `None` where nothing waits.
+    pub wait: Option<Duration>,
+}
+
+/// Which queues have rows to claim, looking as far back as their claims would.
+pub async fn due(client: &impl GenericClient, table: Table, looks: &[(Queue, From)]) -> Result<Vec<Due>, Error> {
+    let statement = table.pick(sql::outbox::DUE, sql::platform_outbox::DUE);
+    let names: Vec<&str> = looks.iter().map(|(queue, _)| queue.as_str()).collect();
+    let (cursors, lookbacks): (Vec<_>, Vec<_>) = looks.iter().map(|(_, from)| from.bounds()).unzip();
+    let read = async {
+        let prepared = client.prepare_cached(statement.text).await?;
+        client.query(&prepared, &[/* queues */ &names, /* cursors */ &cursors, /* lookback_s */ &lookbacks]).await
+    };
+    let rows = read.await.map_err(Error::postgres(statement.name))?;
+    let read = |row: &tokio_postgres::Row| -> Result<Option<Due>, tokio_postgres::Error> {
+        let queue = row.try_get::<_, &str>("queue")?.parse().ok();
+        let (now, wait) = (row.try_get("due")?, row.try_get::<_, Option<f64>>("wait_s")?);
+        let wait = wait.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
+        Ok(queue.map(|queue| Due { queue, now, wait }))
+    };
+    rows.iter().filter_map(|row| read(row).transpose()).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
 }
 
 /// Deletes one batch of rows sent more than seven days ago; how many went.

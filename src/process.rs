@@ -159,7 +159,7 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
     });
     let pollers = TaskTracker::new();
     for queue in config.queues.iter().copied() {
-        let poller = Poller { worker: worker.clone(), queue };
+        let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
         pollers.spawn(drive(poller, worker.stop.clone(), parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE));
         let heart = Heart { worker: worker.clone(), queue };
         let limit = config.visibility.of(queue) / 6;
@@ -201,7 +201,6 @@ async fn drain(
 ) {
     let cut_at = tokio::time::Instant::now() + budget.saturating_sub(STOP_RESERVE);
     worker.stop.cancel();
-    worker.slots.freed.notify_waiters();
     pollers.close();
     worker.tasks.close();
     let finished = async {

@@ -20,7 +20,7 @@ use crate::{
     config::RelayConfig,
     database,
     drive::{Next, Part},
-    envelope::Envelope,
+    envelope,
     error::Error,
     outbox::{self, From, NotSent, Row, Table},
     queue::Queue,
@@ -106,15 +106,6 @@ impl Look {
     }
 }
 
-/// What a pass did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    /// Nothing was due, or all that was due is done.
-    Drained,
-    /// A full batch: there is probably more.
-    Full,
-}
-
 impl Relay {
     pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
         Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new() }
@@ -125,50 +116,57 @@ impl Relay {
         if connections >= Queue::ALL.len() { Queue::ALL.map(|queue| vec![queue]).to_vec() } else { vec![Queue::ALL.to_vec()] }
     }
 
-    /// One round: a pass of each queue and table, critical ones between all others.
+    /// One round: a pass of each queue and table that has rows due, critical ones between all others. At rest it costs two statements.
     pub(crate) async fn tick(&mut self) -> Result<Next, Error> {
         let mut connection = database::get(&self.pool).await?;
-        let due = outbox::next_due(&connection, &self.queues).await?;
-        let mut full = false;
-        for (place, queue) in self.queues.clone().into_iter().enumerate() {
-            if place > 1 {
-                self.passes(&mut connection, self.queues[0]).await?;
+        let mut waits = Vec::new();
+        let mut due = Vec::new();
+        for table in Table::BOTH {
+            let began = Instant::now();
+            let looks: Vec<(Queue, From)> = self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect();
+            for (state, (queue, from)) in outbox::due(&connection, table, &looks).await?.into_iter().zip(looks) {
+                waits.extend(state.wait);
+                if state.now {
+                    due.push((queue, table));
+                } else {
+                    self.look(queue, table).looked(&from, began, None);
+                }
             }
-            full |= self.passes(&mut connection, queue).await? == Pass::Full;
         }
-        if full {
+        due.sort();
+        let mut moved = false;
+        for (queue, table) in due {
+            moved |= self.pass(&mut connection, queue, table).await?;
+            if queue > self.queues[0] {
+                for table in Table::BOTH {
+                    moved |= self.pass(&mut connection, self.queues[0], table).await?;
+                }
+            }
+        }
+        if moved {
             return Ok(Next::Busy);
         }
         let pauses = self.targets.values().filter_map(Health::pause);
-        let idle = pauses.chain(due).fold(self.settings.sweep, Duration::min);
-        // Not below what keeps a row that another relay holds from being asked for without a rest.
-        Ok(Next::Idle(idle.max(Duration::from_millis(1))))
+        Ok(Next::Idle(pauses.chain(waits).fold(self.settings.sweep, Duration::min)))
     }
 
-    async fn passes(&mut self, connection: &mut Object, queue: Queue) -> Result<Pass, Error> {
-        let mut result = Pass::Drained;
-        for table in Table::BOTH {
-            if self.health(Target::Main(queue)).pause().is_some() {
-                break;
-            }
-            if self.pass(connection, queue, table).await? == Pass::Full {
-                result = Pass::Full;
-            }
-        }
-        Ok(result)
+    fn look(&mut self, queue: Queue, table: Table) -> &mut Look {
+        self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: Instant::now() })
     }
 
     fn health(&mut self, target: Target) -> &mut Health {
         self.targets.entry(target).or_default()
     }
 
-    /// Claim, send, mark, commit. On an error the transaction rolls back, and the rows stay as they were.
-    async fn pass(&mut self, connection: &mut Object, queue: Queue, table: Table) -> Result<Pass, Error> {
+    /// Claim, send, mark, commit: whether any row was claimed. On an error the transaction rolls back, and the rows stay as they were.
+    async fn pass(&mut self, connection: &mut Object, queue: Queue, table: Table) -> Result<bool, Error> {
+        if self.health(Target::Main(queue)).pause().is_some() {
+            return Ok(false);
+        }
         let began = Instant::now();
         let probe = self.health(Target::Main(queue)).failures > 0;
         let limit = if probe { 1 } else { self.settings.batch };
-        let look = self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: began });
-        let from = look.from();
+        let from = self.look(queue, table).from();
 
         let transaction = connection
             .build_transaction()
@@ -177,11 +175,12 @@ impl Relay {
             .await
             .map_err(Error::postgres("relay begin"))?;
         let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
-        let full = rows.len() as i64 == limit;
-        look.looked(&from, began, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+        // Until this pass has committed everything it claimed, its rows are looked for again.
+        self.look(queue, table).next = NextLook::Full;
         if rows.is_empty() {
             transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
-            return Ok(Pass::Drained);
+            self.look(queue, table).looked(&from, began, None);
+            return Ok(false);
         }
         let outcome = self.send(queue, &rows, began).await;
         if !outcome.sent.is_empty() {
@@ -191,16 +190,17 @@ impl Relay {
             outbox::mark_failed(&transaction, table, &outcome.not_sent).await?;
         }
         transaction.commit().await.map_err(Error::postgres("relay commit"))?;
-        // A probe that went through opens the queue; what is left goes out at once.
-        let more = full || probe || outcome.sent.len() + outcome.not_sent.len() < rows.len();
-        Ok(if more && self.health(Target::Main(queue)).pause().is_none() { Pass::Full } else { Pass::Drained })
+        if outcome.sent.len() + outcome.not_sent.len() == rows.len() {
+            let full = rows.len() as i64 == limit;
+            self.look(queue, table).looked(&from, began, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+        }
+        Ok(true)
     }
 
     /// Sends claimed rows, each to its target. Rows that are in neither list of the outcome were not tried and stay due.
     async fn send(&mut self, queue: Queue, rows: &[Row], began: Instant) -> Outcome {
         let mut outcome = Outcome::default();
-        let (letters, main): (Vec<&Row>, Vec<&Row>) =
-            rows.iter().partition(|row| Envelope::read(&row.envelope).is_ok_and(|envelope| envelope.dead_letter.is_some()));
+        let (letters, main): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| envelope::dead_letter(&row.envelope).is_some());
         for (target, rows) in [(Target::Main(queue), main), (Target::DeadLetters(queue), letters)] {
             if !rows.is_empty() {
                 self.send_to(target, &rows, began, &mut outcome).await;
@@ -291,21 +291,11 @@ fn row_pause(attempts: i32) -> Duration {
 }
 
 fn message(row: &Row, fair: bool) -> Outgoing {
-    let letter = Envelope::read(&row.envelope).ok().and_then(|envelope| envelope.dead_letter);
-    let attributes = letter.map_or_else(Vec::new, |letter| {
-        [
-            ("generation", Some(letter.generation.to_string())),
-            ("code", letter.code),
-            ("text", letter.text),
-            ("attempt", letter.attempt.map(|attempt| attempt.to_string())),
-            ("worker", letter.worker),
-            ("at", letter.at),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)))
-        .collect()
-    });
-    Outgoing { attributes, body: row.envelope.clone(), group: row.tenant_id.filter(|_| fair).map(|id| id.to_string()) }
+    Outgoing {
+        attributes: envelope::dead_letter(&row.envelope).unwrap_or_default(),
+        body: row.envelope.clone(),
+        group: row.tenant_id.filter(|_| fair).map(|id| id.to_string()),
+    }
 }
 
 /// Messages of one call, and where in the pass they stand.

@@ -135,9 +135,9 @@ impl TaskRun {
             .get_or_try_init(|| async {
                 let connection = database::get(&self.pools.effect).await?;
                 match ledger::open_effect(&connection, &self.started, self.timeout + Duration::from_secs(30)).await {
-                    Ok(()) => Ok(EffectTransaction(Lent(Some(connection)))),
+                    Ok(()) => Ok(EffectTransaction(Lent { connection: Some(connection), pools: self.pools.clone() })),
                     Err(error) => {
-                        database::discard(connection);
+                        self.pools.discard(connection);
                         Err(error)
                     }
                 }
@@ -151,7 +151,7 @@ impl TaskRun {
     pub async fn connection(&self) -> Result<RunConnection<'_>, TaskError> {
         let permit = self.record.acquire().await.map_err(|_| TaskError::transient("the run has ended"))?;
         let connection = database::get(&self.pools.record).await.map_err(|error| TaskError::interrupted(error.to_string()))?;
-        Ok(RunConnection { lent: Lent(Some(connection)), _permit: permit })
+        Ok(RunConnection { lent: Lent { connection: Some(connection), pools: self.pools.clone() }, _permit: permit })
     }
 
     /// Reports progress, 0 to 100. Visible at once, whatever the effect transaction does; at most once a second reaches the
@@ -218,27 +218,30 @@ impl DerefMut for RunConnection<'_> {
 }
 
 /// A connection in a handler's hands. Dropped there, its session may be in a transaction or in the middle of a statement: it is closed.
-struct Lent(Option<Object>);
+struct Lent {
+    connection: Option<Object>,
+    pools: Pools,
+}
 
 #[allow(clippy::expect_used, reason = "only `take`, which consumes its owner, and `drop` leave it empty")]
 impl Lent {
     fn get(&self) -> &Object {
-        self.0.as_ref().expect("held until taken or dropped")
+        self.connection.as_ref().expect("held until taken or dropped")
     }
 
     fn get_mut(&mut self) -> &mut Object {
-        self.0.as_mut().expect("held until taken or dropped")
+        self.connection.as_mut().expect("held until taken or dropped")
     }
 
     fn take(&mut self) -> Object {
-        self.0.take().expect("held until taken or dropped")
+        self.connection.take().expect("held until taken or dropped")
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            database::discard(connection);
+        if let Some(connection) = self.connection.take() {
+            self.pools.discard(connection);
         }
     }
 }

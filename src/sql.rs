@@ -41,17 +41,17 @@ statements! {
         PUBLISH = "enqueue/publish",
     }
     outbox {
+        DUE = "outbox/due",
         CLAIM = "outbox/claim",
         MARK_SENT = "outbox/mark_sent",
         MARK_FAILED = "outbox/mark_failed",
-        NEXT_DUE = "outbox/next_due",
         PURGE = "outbox/purge",
     }
     platform_outbox {
+        DUE = "platform_outbox/due",
         CLAIM = "platform_outbox/claim",
         MARK_SENT = "platform_outbox/mark_sent",
         MARK_FAILED = "platform_outbox/mark_failed",
-        NEXT_DUE = "platform_outbox/next_due",
         PURGE = "platform_outbox/purge",
     }
     runs {
@@ -80,6 +80,7 @@ statements! {
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",
+        MAY_WORK = "ops/may_work",
     }
 }
 

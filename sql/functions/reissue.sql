@@ -12,7 +12,7 @@ as $$
   with tenant as (
     insert into work.outbox_messages as o (tenant_id, run_id, queue, envelope, available_at)
     select r.tenant_id, r.run_id, r.queue, work.envelope(r),
-           case r.status when 'running' then r.lease_expires_at when 'failed' then clock_timestamp() else r.available_at end
+           case r.status when 'running' then r.lease_expires_at when 'failed' then clock_timestamp() else greatest(r.available_at, clock_timestamp()) end
       from work.task_runs r
      where r.run_id = any (p_runs) and r.tenant_id is not null and r.status in ('queued', 'running', 'retrying', 'failed')
      order by r.run_id
@@ -23,7 +23,7 @@ as $$
   ), platform as (
     insert into work.platform_outbox_messages as o (run_id, queue, envelope, available_at)
     select r.run_id, r.queue, work.envelope(r),
-           case r.status when 'running' then r.lease_expires_at when 'failed' then clock_timestamp() else r.available_at end
+           case r.status when 'running' then r.lease_expires_at when 'failed' then clock_timestamp() else greatest(r.available_at, clock_timestamp()) end
       from work.task_runs r
      where r.run_id = any (p_runs) and r.tenant_id is null and r.status in ('queued', 'running', 'retrying', 'failed')
      order by r.run_id

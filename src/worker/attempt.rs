@@ -55,12 +55,14 @@ enum Fate {
 }
 
 impl Attempt {
-    /// Runs the handler and finishes the run; the slot is free when the handler has really ended.
+    /// Runs the handler, finishes the run and settles its message.
     pub(crate) async fn run(self, slot: OwnedSemaphorePermit) {
         let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
         async {
             tracing::debug!("started");
-            let fate = match self.handle(slot).await {
+            // The slot is kept until the run is finished: its effect still holds a connection.
+            let (ended, _slot) = self.handle(slot).await;
+            let fate = match ended {
                 Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
                 Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
                 Ended::LeaseLost => Fate::Leave,
@@ -75,7 +77,8 @@ impl Attempt {
         .await;
     }
 
-    async fn handle(&self, slot: OwnedSemaphorePermit) -> Ended {
+    /// The handler's end; with its slot where it has really ended, else the slot stays with it.
+    async fn handle(&self, slot: OwnedSemaphorePermit) -> (Ended, Option<OwnedSemaphorePermit>) {
         let timeout = Duration::from_secs(u64::from(self.unit.timeout_seconds));
         let cancelled = CancellationToken::new();
         let run = TaskRun::new(
@@ -100,11 +103,8 @@ impl Attempt {
         );
         let ended = tokio::select! {
             joined = &mut task => return match joined {
-                Ok((result, effect, slot)) => {
-                    drop(slot);
-                    Ended::Returned(result, effect)
-                }
-                Err(error) => Ended::Returned(Err(ended_badly(error)), None),
+                Ok((result, effect, slot)) => (Ended::Returned(result, effect), Some(slot)),
+                Err(error) => (Ended::Returned(Err(ended_badly(error)), None), None),
             },
             () = tokio::time::sleep(timeout) => {
                 Ended::Returned(Err(TaskError::transient(format!("it took longer than {} s", timeout.as_secs())).with_code("TIMED_OUT")), None)
@@ -115,7 +115,7 @@ impl Attempt {
         // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its slot until then.
         cancelled.cancel();
         task.abort();
-        ended
+        (ended, None)
     }
 
     /// Commits the effect together with `succeeded`.
@@ -147,13 +147,13 @@ impl Attempt {
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
     async fn commit(&self, connection: Object, outcome: Option<&str>) -> Result<(), Error> {
         if let Err(error) = ledger::succeed(&connection, &self.started, outcome).await {
-            ledger::roll_back(connection).await;
+            ledger::roll_back(&self.worker.pools, connection).await;
             return Err(error);
         }
         match connection.batch_execute("commit").await {
             Ok(()) => Ok(()),
             Err(error) => {
-                database::discard(connection);
+                self.worker.pools.discard(connection);
                 Err(Error::Postgres { statement: "effect commit", source: error })
             }
         }
@@ -163,7 +163,7 @@ impl Attempt {
         let connection = database::get(&self.worker.pools.record).await?;
         let finished = ledger::succeed_alone(&connection, &self.started, outcome).await;
         if finished.as_ref().is_err_and(Error::session_is_gone) {
-            database::discard(connection);
+            self.worker.pools.discard(connection);
         }
         finished
     }
@@ -173,7 +173,7 @@ impl Attempt {
         let mut gone = error.session_gone();
         if let Some(effect) = effect {
             gone |= effect.is_closed();
-            ledger::roll_back(effect.into_connection()).await;
+            ledger::roll_back(&self.worker.pools, effect.into_connection()).await;
         }
         if gone && !error.is_permanent() { self.interrupt(&error.text()).await } else { self.record(error).await }
     }

@@ -19,7 +19,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{Notify, RwLock, Semaphore, watch},
+    sync::{RwLock, Semaphore, watch},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -81,8 +81,8 @@ pub(crate) struct Slots {
     names: Vec<&'static str>,
     total: usize,
     waiting: AtomicUsize,
-    /// A slot became free.
-    pub(crate) freed: Notify,
+    /// Changes when a slot becomes free.
+    pub(crate) freed: watch::Sender<()>,
     /// Held for reading by each attempt; a suspect holds it alone.
     pub(crate) gate: Arc<RwLock<()>>,
 }
@@ -109,7 +109,7 @@ impl Slots {
         let total = units.values().filter(consumed).map(|slot| slot.free.available_permits()).sum();
         let mut names: Vec<&'static str> = units.keys().copied().collect();
         names.sort_unstable();
-        Slots { units, names, total, waiting: AtomicUsize::new(0), freed: Notify::new(), gate: Arc::new(RwLock::new(())) }
+        Slots { units, names, total, waiting: AtomicUsize::new(0), freed: watch::Sender::new(()), gate: Arc::new(RwLock::new(())) }
     }
 
     /// Slots of the units on the consumed queues.

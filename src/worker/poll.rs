@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use uuid::Uuid;
 
 use crate::{
@@ -34,6 +34,8 @@ const FULL_PAUSE: Duration = Duration::from_secs(15);
 pub(crate) struct Poller {
     pub(crate) worker: Arc<Worker>,
     pub(crate) queue: Queue,
+    /// A slot became free.
+    pub(crate) freed: watch::Receiver<()>,
 }
 
 impl Part for Poller {
@@ -46,7 +48,9 @@ impl Part for Poller {
     }
 
     async fn woken(&mut self) {
-        self.worker.slots.freed.notified().await;
+        if self.freed.changed().await.is_err() {
+            std::future::pending().await
+        }
     }
 }
 
@@ -380,7 +384,7 @@ impl Worker {
                 Gate::Shared(gate) => drop(gate),
                 Gate::Alone(gate) => drop(gate),
             }
-            worker.slots.freed.notify_waiters();
+            worker.slots.freed.send_replace(());
         });
     }
 }

@@ -3,3 +3,4 @@
 
 mod flow;
 mod support;
+mod worker;
