@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
 mod flow;
+mod relay;
 mod support;
 mod worker;
