@@ -33,6 +33,7 @@ test: setup ## Run all tests against the local stack
 check: ## Check formatting, lints and documentation
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets -- -D warnings
+	@cargo clippy --package monalisa --lib --no-default-features -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 fmt: ## Format the code

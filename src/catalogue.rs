@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
-use deadpool_postgres::GenericClient;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    config,
-    error::Error,
-    sql,
-    unit::{Kind, Task, Units},
-};
+use tokio_postgres::GenericClient;
+
+#[cfg(feature = "workers")]
+use crate::unit::{Kind, Units};
+use crate::{error::Error, payload::Task, sql};
 
 /// What can be dispatched, and who subscribes to which event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +58,7 @@ pub struct Subscription {
 
 impl Catalogue {
     /// The catalogue of these units, in the order of their names.
+    #[cfg(feature = "workers")]
     pub fn of(units: &Units) -> Catalogue {
         let mut catalogue = Catalogue { version: 1, tasks: Vec::new(), subscriptions: Vec::new() };
         for unit in units.iter() {
@@ -92,7 +91,10 @@ impl Catalogue {
 
     /// Loads the file that `MONALISA_TASKS_CATALOG` names. An API does this at boot and does not start without it.
     pub fn from_environment() -> Result<Catalogue, Error> {
-        Catalogue::from_file(&config::catalogue_path()?)
+        let path = std::env::var_os("MONALISA_TASKS_CATALOG").filter(|path| !path.is_empty()).ok_or_else(|| {
+            Error::Config("MONALISA_TASKS_CATALOG is not set: the path of tasks.json, which workers tasks generate writes".to_owned())
+        })?;
+        Catalogue::from_file(Path::new(&path))
     }
 
     /// Loads a file.
@@ -120,8 +122,7 @@ impl Catalogue {
     pub async fn compare(&self, client: &impl GenericClient) -> Result<bool, Error> {
         let text = serde_json::to_string(self).map_err(|error| Error::Other(error.to_string()))?;
         let read = async {
-            let prepared = client.prepare_cached(sql::catalogue::MATCHES.text).await?;
-            let row = client.query_one(&prepared, &[/* catalogue */ &text]).await?;
+            let row = client.query_one(sql::catalogue::MATCHES.text, &[/* catalogue */ &text]).await?;
             Ok((row.try_get::<_, bool>("loaded")?, row.try_get::<_, bool>("same")?))
         };
         let (loaded, same) = read.await.map_err(Error::postgres(sql::catalogue::MATCHES.name))?;

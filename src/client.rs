@@ -8,10 +8,10 @@ use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
 use crate::{
-    config::Secret,
     error::Error,
+    payload::{Event, Task},
+    secret::Secret,
     sql,
-    unit::{Event, Task},
     wake::Waker,
 };
 

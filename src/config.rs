@@ -2,9 +2,9 @@
 //!
 //! The table of variables stands in the README; `workers --help` names it. Values are read once, at boot.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-use crate::{database::Database, error::Error, queue::Queue};
+use crate::{database::Database, error::Error, queue::Queue, secret::Secret};
 
 /// Everything a process is told from outside.
 #[derive(Debug, Clone)]
@@ -107,28 +107,6 @@ impl Visibility {
 impl Default for Visibility {
     fn default() -> Self {
         Visibility(Queue::ALL.map(Queue::default_visibility))
-    }
-}
-
-/// A value that is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a value.
-    pub fn new(value: impl Into<String>) -> Self {
-        Secret(value.into())
-    }
-
-    /// The value itself; do not print it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
     }
 }
 
@@ -385,13 +363,6 @@ impl Config {
         let warnings = read.finish()?;
         Ok(Config { warnings, ..config })
     }
-}
-
-/// Path of the catalogue file an API loads, from `MONALISA_TASKS_CATALOG`.
-pub fn catalogue_path() -> Result<PathBuf, Error> {
-    std::env::var_os("MONALISA_TASKS_CATALOG").filter(|path| !path.is_empty()).map(PathBuf::from).ok_or_else(|| {
-        Error::Config("MONALISA_TASKS_CATALOG is not set: the path of tasks.json, which `workers tasks generate` writes".to_owned())
-    })
 }
 
 /// Edit distance, for hints.

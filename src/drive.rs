@@ -1,7 +1,7 @@
 //! The one background loop: everything that runs on is a tick that is safe to repeat.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -19,27 +19,40 @@ pub(crate) enum Next {
 }
 
 /// When a part last made progress; `/healthz` reads it.
-#[derive(Debug, Clone)]
-pub(crate) struct Pulse(Arc<Mutex<(Option<Instant>, Option<String>)>>);
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pulse(Arc<Mutex<Progress>>);
+
+#[derive(Debug, Default)]
+struct Progress {
+    beats: u64,
+    last: Option<Instant>,
+    error: Option<String>,
+}
 
 impl Pulse {
-    pub(crate) fn new() -> Self {
-        Pulse(Arc::new(Mutex::new((None, None))))
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Progress was made.
     pub(crate) fn beat(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Some(Instant::now()), None);
+        let mut progress = self.lock();
+        *progress = Progress { beats: progress.beats + 1, last: Some(Instant::now()), error: None };
+    }
+
+    /// How often progress was made.
+    pub(crate) fn beats(&self) -> u64 {
+        self.lock().beats
     }
 
     fn failed(&self, error: &Error) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = Some(error.to_string());
+        self.lock().error = Some(error.to_string());
     }
 
     /// How long ago progress was made (`None`: never), and the error since.
     pub(crate) fn read(&self) -> (Option<Duration>, Option<String>) {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (state.0.map(|at| at.elapsed()), state.1.clone())
+        let progress = self.lock();
+        (progress.last.map(|at| at.elapsed()), progress.error.clone())
     }
 }
 

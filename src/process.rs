@@ -150,6 +150,7 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
         slots,
         holds: Holds::default(),
         settlers: Settlers::start(&sqs, &config.queues, |future| drop(background.spawn(future))),
+        database: parts.pulse("database"),
         wakes: Wakes { local, valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
         handlers: handlers.handle().clone(),
         tasks: TaskTracker::new(),
@@ -180,7 +181,8 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
     signals.next().await;
     tracing::info!(budget_ms = config.stop_timeout.as_millis() as u64, "stopping: nothing new is received or started");
     health.set(Phase::Draining);
-    let drained = drain(&worker, &pollers, &background, &stop_relay, &stop_beats, config.stop_timeout);
+    let relay = config.relay.then(|| parts.pulse("relay"));
+    let drained = drain(&worker, &pollers, &background, &stop_relay, &stop_beats, relay, config.stop_timeout);
     tokio::select! {
         () = drained => tracing::info!("stopped"),
         () = signals.next() => tracing::warn!("a second signal: exiting at once; leases lapse and their runs are taken over"),
@@ -197,6 +199,7 @@ async fn drain(
     background: &TaskTracker,
     stop_relay: &CancellationToken,
     stop_beats: &CancellationToken,
+    relay: Option<Pulse>,
     budget: Duration,
 ) {
     let cut_at = tokio::time::Instant::now() + budget.saturating_sub(STOP_RESERVE);
@@ -215,7 +218,19 @@ async fn drain(
     }
     worker.settlers.flush().await;
     stop_beats.cancel();
-    // One more round carries what was just given back.
+    // Two more rounds carry what was just given back: one may have begun before.
+    if let Some(relay) = relay {
+        for _ in 0..2 {
+            let beats = relay.beats();
+            worker.wakes.local.send_replace(());
+            let round = async {
+                while relay.beats() == beats {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_millis(500), round).await;
+        }
+    }
     stop_relay.cancel();
     background.close();
     // Settlers end with the worker itself; beats and relay end here.
@@ -241,7 +256,7 @@ fn start_relay(
     }
     if let Some(url) = &config.valkey {
         let listener = Listener { sleeper: Sleeper::new(url)?, wake: local };
-        let listening = drive(listener, stop.clone(), Pulse::new(), Duration::from_secs(2));
+        let listening = drive(listener, stop.clone(), Pulse::default(), Duration::from_secs(2));
         let stop = stop.clone();
         background.spawn(async move {
             tokio::select! {
@@ -275,7 +290,7 @@ struct Parts(Vec<(String, Pulse)>);
 
 impl Parts {
     fn new(config: &Config) -> Parts {
-        let mut names = Vec::new();
+        let mut names = vec!["database".to_owned()];
         for queue in &config.queues {
             names.push(format!("poller:{queue}"));
             names.push(format!("heartbeat:{queue}"));
@@ -283,11 +298,11 @@ impl Parts {
         if config.relay {
             names.push("relay".to_owned());
         }
-        Parts(names.into_iter().map(|name| (name, Pulse::new())).collect())
+        Parts(names.into_iter().map(|name| (name, Pulse::default())).collect())
     }
 
     fn pulse(&self, name: &str) -> Pulse {
-        self.0.iter().find(|(known, _)| known == name).map_or_else(Pulse::new, |(_, pulse)| pulse.clone())
+        self.0.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
     }
 
     /// How old each pulse may be: a poll, a heartbeat or a sweep, and a good margin.
@@ -298,6 +313,7 @@ impl Parts {
             .map(|(name, pulse)| {
                 let bound = match name.split_once(':') {
                     Some(("poller", _)) => config.wait + margin,
+                    None if name == "database" => config.wait + margin,
                     Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
                     None => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
                 };

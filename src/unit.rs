@@ -7,29 +7,6 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{failure::TaskError, queue::Queue, run::TaskRun, schedule};
 
-/// A command, "do this": its payload is this type, its handler exactly one. [`task!`](crate::task) implements it.
-pub trait Task: Serialize + DeserializeOwned + Send + 'static {
-    /// Name of the task in the catalogue.
-    const NAME: &'static str;
-}
-
-/// A fact, "this happened": its payload is this type, its subscribers zero or more.
-///
-/// ```
-/// #[derive(serde::Serialize, serde::Deserialize)]
-/// struct InvitationCreated { invitation_id: i64 }
-///
-/// impl monalisa::Event for InvitationCreated {
-///     const TYPE: &'static str = "invitations.created";
-/// }
-/// ```
-pub trait Event: Serialize + DeserializeOwned + Send + 'static {
-    /// Type of the event.
-    const TYPE: &'static str;
-    /// Version of its payload.
-    const VERSION: i32 = 1;
-}
-
 /// What starts a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

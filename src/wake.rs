@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
+#[cfg(feature = "workers")]
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
 use tokio::sync::Mutex;
 
-use crate::{config::Secret, error::Error};
+use crate::{error::Error, secret::Secret};
 
 /// The list that APIs push to after their commit.
 pub const WAKE_KEY: &str = "monalisa:outbox:wake";
@@ -59,14 +61,17 @@ impl Waker {
 }
 
 /// Waits for wakes, on a connection of its own.
+#[cfg(feature = "workers")]
 pub(crate) struct Sleeper {
     client: redis::Client,
     connection: Option<MultiplexedConnection>,
 }
 
 /// How long one BLPOP waits before it is asked anew: a dead peer is noticed after this.
+#[cfg(feature = "workers")]
 const POP_SECONDS: f64 = 5.0;
 
+#[cfg(feature = "workers")]
 impl Sleeper {
     pub(crate) fn new(url: &Secret) -> Result<Sleeper, Error> {
         let client = redis::Client::open(url.expose()).map_err(|_| Error::Valkey("the URL cannot be read".to_owned()))?;
@@ -95,6 +100,7 @@ impl Sleeper {
     }
 }
 
+#[cfg(feature = "workers")]
 fn valkey(error: redis::RedisError) -> Error {
     Error::Valkey(match error.code() {
         Some(code) => format!("{} ({code})", error.category()),

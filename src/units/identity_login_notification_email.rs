@@ -12,7 +12,7 @@ use lettre::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{config::SmtpConfig, error::chain, failure::TaskError, run::TaskRun, unit::Event};
+use crate::{config::SmtpConfig, error::chain, failure::TaskError, payload::Event, run::TaskRun};
 
 /// Somebody signed in.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn both_settings_or_none() {
         assert!(!Mailer::new(&SmtpConfig::default()).expect("none is fine").is_configured());
-        let half = SmtpConfig { url: Some(crate::config::Secret::new("smtp://h")), from: None };
+        let half = SmtpConfig { url: Some(crate::secret::Secret::new("smtp://h")), from: None };
         assert!(Mailer::new(&half).is_err_and(|problem| problem.contains("go together")));
     }
 }

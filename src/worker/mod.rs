@@ -26,6 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::{Backoff, Visibility},
     database::Pools,
+    drive::Pulse,
     queue::Queue,
     run::State,
     sqs::Queues,
@@ -50,6 +51,8 @@ pub(crate) struct Worker {
     pub(crate) holds: Holds,
     pub(crate) settlers: Settlers,
     pub(crate) wakes: Wakes,
+    /// When PostgreSQL last answered a poller.
+    pub(crate) database: Pulse,
     /// Handlers run here, so that one that blocks its thread stops nothing of the runtime.
     pub(crate) handlers: Handle,
     /// Attempts, and messages that wait for a slot.

@@ -118,7 +118,9 @@ impl Worker {
 
     async fn reach_database(&self) -> Result<(), Error> {
         let connection = database::get(&self.pools.control).await?;
-        connection.batch_execute("").await.map_err(Error::postgres("ping"))
+        connection.batch_execute("").await.map_err(Error::postgres("ping"))?;
+        self.database.beat();
+        Ok(())
     }
 
     /// Ends the heartbeat of a message, then deletes or hides it.
@@ -176,7 +178,10 @@ impl Worker {
                 self.settle(&offer.hold, Settle::Hide(jittered(self.lease(offer.hold.queue, Duration::ZERO)))).await;
                 continue;
             }
-            let Some(slot) = self.slots.get(&unit) else { continue };
+            let Some(slot) = self.slots.get(&unit) else {
+                self.settle(&offer.hold, Settle::Hide(NO_RUN_PAUSE)).await;
+                continue;
+            };
             match (slot.free.clone().try_acquire_owned(), self.slots.gate.clone().try_read_owned()) {
                 (Ok(slot), Ok(gate)) => ready.push((offer, Permit { slot, gate: Gate::Shared(gate) })),
                 _ if self.slots.enter_waiting() => self.start_later(offer, unit, false),

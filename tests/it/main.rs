@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
 mod flow;
+mod health;
 mod relay;
 mod support;
 mod worker;
