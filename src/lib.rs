@@ -8,6 +8,29 @@
 //!   with `default-features = false` this crate is without AWS, mail and the command line.
 //! - To **handle** work: `task!`, `subscriber!`, `TaskRun`, `TaskError`.
 //! - To **run** it: a binary whose `main` is `monalisa::Workers::new().main()`.
+//!
+//! # Units of measure
+//!
+//! Durations are [`std::time::Duration`]; options of units that are plain numbers carry the unit in their name
+//! (`timeout_seconds`). Times are UTC and come from PostgreSQL's clock. Progress is percent, 0 to 100. Sizes are bytes.
+//!
+//! # Errors
+//!
+//! [`Error`] is what PostgreSQL, SQS, Valkey or the configuration said. For a call of [`dispatch`] or [`publish`] look at
+//! [`Error::sqlstate`]: the codes of class `ML` are listed in `docs/errors.md` of the repository. Such an error has aborted the
+//! caller's transaction. A lost wake is never an error.
+//!
+//! [`TaskError`] is what a handler answers with. Any error converts with `?` and is tried again; a permanent one is said.
+//!
+//! # A handler that panics, blocks or is dropped
+//!
+//! A panic fails the attempt with `PANIC`. A handler runs on a runtime of its own, so one that blocks its thread stops no heartbeat.
+//! At its time-out, when its lease is lost and when the process must stop, the handler is dropped at its next await, and what it
+//! wrote through [`TaskRun::transaction`] is rolled back.
+//!
+//! # What is stable
+//!
+//! The items at the top of this crate. The modules are public for tests and tools and may change with any version.
 
 mod catalogue;
 mod client;
