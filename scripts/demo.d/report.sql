@@ -1,11 +1,11 @@
 -- Lines of the report: section | label | number | note
-select 'Runs by state', r.status, to_char(count(*), 'FM999,999'), string_agg(distinct r.unit, ', ' order by r.unit)
+select 'Runs by state', r.status, count(*), string_agg(distinct r.unit, ', ' order by r.unit)
   from work.task_runs r group by r.status order by r.status;
 
 select 'The killed worker', 'runs in its hands, taken over', count(distinct run_id), 'each started anew once its message was visible again'
   from work.run_events where event = 'lost';
 
-select 'Mails', 'different messages', to_char(count(distinct run_id), 'FM999,999'), 'told apart by Message-ID, which is made from the run id' from mails;
+select 'Mails', 'different messages', count(distinct run_id), 'told apart by Message-ID, which is made from the run id' from mails;
 select 'Mails', 'second copies', count(*) - count(distinct run_id),
        case when count(*) = count(distinct run_id) then 'a worker killed between sending and committing would cause some'
             else 'sent, then killed before the commit: mail is outside the transaction' end
