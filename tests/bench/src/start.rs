@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use monalisa::{Waker, config::Secret};
+use monalisa::{Secret, Waker};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::{Result, measurements, rest, variable};
