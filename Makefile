@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test check fmt migrate queues run psql bench-latency
+.PHONY: help setup demo up down status test check fmt migrate queues run psql bench-latency bench-memory
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -54,3 +54,6 @@ psql: ## Open psql on the local database
 
 bench-latency: setup ## Measure the time from commit to handler start at idle, with Valkey and without
 	@scripts/bench-latency
+
+bench-memory: setup ## Measure the memory of a process while 100,000 rows are pending
+	@scripts/bench-memory
