@@ -96,6 +96,14 @@ const PREPARE: &str = "
     grant select, insert on public.effects to test_worker;
 ";
 
+/// What PostgreSQL said when it refused a statement.
+pub fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> tokio_postgres::error::DbError {
+    match result {
+        Ok(_) => panic!("it was not refused"),
+        Err(error) => error.as_db_error().unwrap_or_else(|| panic!("{error:?}")).clone(),
+    }
+}
+
 /// Waits for something to be there, asking often, with a limit.
 pub async fn wait_for<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -133,13 +141,22 @@ impl World {
         world
     }
 
+    /// The same without the queues.
     pub async fn without_queues() -> World {
-        let template = template().await;
+        World::on(&format!("template {}", template().await)).await
+    }
+
+    /// A database with nothing in it, not even the schema, and no queues.
+    pub async fn empty() -> World {
+        World::on("template template0").await
+    }
+
+    async fn on(origin: &str) -> World {
         let name = format!("test_{}", Uuid::new_v4().simple());
         let admin = connect(&required("DATABASE_URL")).await;
         wait_for("the copy of the template", async || {
             // Two copies of one template at a time are fine; a busy one is tried again.
-            admin.execute(&format!("create database {name} template {template}"), &[]).await.ok()
+            admin.execute(&format!("create database {name} {origin}"), &[]).await.ok()
         })
         .await;
         let redis = url::Url::parse(&required("MONALISA_VALKEY_URL")).expect("MONALISA_VALKEY_URL is a URL");
