@@ -1,6 +1,6 @@
 -- platform_outbox/next_due: how long until the next row that is not yet due, over these queues
 -- $1 queues   text[]
--- returns   seconds float8, null where nothing waits
+-- returns   seconds float8; null where nothing waits
 -- caller    src/outbox.rs
 -- index     platform_outbox_messages_pending_idx (queue, available_at, id) where sent_at is null
 -- locks     none

@@ -3,4 +3,7 @@
 
 mod flow;
 mod schema;
+mod sql_files;
+mod sql_functions;
+mod sql_plans;
 mod support;
