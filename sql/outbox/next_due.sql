@@ -5,6 +5,7 @@
 -- index     outbox_messages_pending_idx (queue, available_at, id) where sent_at is null
 -- locks     none
 -- plan      one index probe a queue
+-- note      a row written by hand that is due at infinity never is; it has no difference to now
 select extract(epoch from min(n.available_at) - clock_timestamp())::float8 as seconds
   from unnest($1::text[]) q (queue),
        lateral (
@@ -13,5 +14,6 @@ select extract(epoch from min(n.available_at) - clock_timestamp())::float8 as se
           where o.sent_at is null
             and o.queue = q.queue
             and o.available_at > (select clock_timestamp())
+            and o.available_at < 'infinity'
           order by o.available_at
           limit 1) n
