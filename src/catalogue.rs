@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use deadpool_postgres::GenericClient;
 use serde::{Deserialize, Serialize};
+use tokio_postgres::GenericClient;
 
 use crate::{
     config,
@@ -120,8 +120,7 @@ impl Catalogue {
     pub async fn compare(&self, client: &impl GenericClient) -> Result<bool, Error> {
         let text = serde_json::to_string(self).map_err(|error| Error::Other(error.to_string()))?;
         let read = async {
-            let prepared = client.prepare_cached(sql::catalogue::MATCHES.text).await?;
-            let row = client.query_one(&prepared, &[/* catalogue */ &text]).await?;
+            let row = client.query_one(sql::catalogue::MATCHES.text, &[/* catalogue */ &text]).await?;
             Ok((row.try_get::<_, bool>("loaded")?, row.try_get::<_, bool>("same")?))
         };
         let (loaded, same) = read.await.map_err(Error::postgres(sql::catalogue::MATCHES.name))?;
