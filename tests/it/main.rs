@@ -1,7 +1,10 @@
 //! The product against real PostgreSQL, real Redis and the real AWS SDK on an SQS engine. `make test` starts what is needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
+mod client;
+mod enqueue;
 mod flow;
+mod idempotency;
 mod schema;
 mod sql_files;
 mod sql_functions;

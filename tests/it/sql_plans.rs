@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use monalisa::sql::{self, ALL, Statement};
 use serde_json::Value;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio_postgres::{Client, error::DbError};
 
 use crate::{
     sql_files::fact,
-    support::{World, connect},
+    support::{World, connect, listening},
 };
 
 /// Tables that grow; the others hold some rows for ever, and a scan of them is right.
@@ -49,16 +49,8 @@ async fn full_world() -> World {
 }
 
 /// A session whose plans come as messages.
-async fn explained(world: &World) -> (Client, UnboundedReceiver<String>) {
-    let (client, mut connection) = tokio_postgres::connect(&world.url(None), NoTls).await.unwrap();
-    let (said, plans) = unbounded_channel();
-    tokio::spawn(async move {
-        while let Some(message) = std::future::poll_fn(|context| connection.poll_message(context)).await {
-            if let Ok(AsyncMessage::Notice(notice)) = message {
-                let _ = said.send(notice.message().to_owned());
-            }
-        }
-    });
+async fn explained(world: &World) -> (Client, UnboundedReceiver<DbError>) {
+    let (client, plans) = listening(&world.url(None)).await;
     client
         .batch_execute(
             "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
@@ -71,7 +63,7 @@ async fn explained(world: &World) -> (Client, UnboundedReceiver<String>) {
 }
 
 /// The nodes of every plan that was used since the last call.
-fn nodes(plans: &mut UnboundedReceiver<String>) -> Vec<Value> {
+fn nodes(plans: &mut UnboundedReceiver<DbError>) -> Vec<Value> {
     fn walk(node: &Value, into: &mut Vec<Value>) {
         into.push(node.clone());
         for child in node["Plans"].as_array().into_iter().flatten() {
@@ -80,7 +72,7 @@ fn nodes(plans: &mut UnboundedReceiver<String>) -> Vec<Value> {
     }
     let mut nodes = Vec::new();
     while let Ok(message) = plans.try_recv() {
-        let Some((_, json)) = message.split_once("plan:") else { continue };
+        let Some((_, json)) = message.message().split_once("plan:") else { continue };
         let plan: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
         walk(&plan["Plan"], &mut nodes);
     }
@@ -88,7 +80,7 @@ fn nodes(plans: &mut UnboundedReceiver<String>) -> Vec<Value> {
 }
 
 /// Runs it as a prepared statement, generically planned, and takes back what it did.
-async fn plan(client: &Client, plans: &mut UnboundedReceiver<String>, statement: Statement, parameters: &str) -> Vec<Value> {
+async fn plan(client: &Client, plans: &mut UnboundedReceiver<DbError>, statement: Statement, parameters: &str) -> Vec<Value> {
     client.batch_execute(&format!("begin; prepare s as {}", statement.text)).await.unwrap();
     let _ = nodes(plans);
     let execute = if parameters.is_empty() { "execute s".to_owned() } else { format!("execute s ({parameters})") };
@@ -225,5 +217,30 @@ async fn two_relays_claim_at_once_and_share_no_row_and_wait_for_none() {
         assert_eq!((first.len(), other.len()), (10, 5), "{queue}");
         assert!(first.is_disjoint(&other));
         assert!(first.iter().max() < other.iter().min(), "the oldest go first");
+    }
+}
+
+#[tokio::test]
+async fn a_row_due_at_infinity_neither_goes_out_nor_stops_the_others() {
+    let world = World::without_queues().await;
+    for (table, column, tenant, next_due, claim) in [
+        ("outbox_messages", "tenant_id, ", "1, ", sql::outbox::NEXT_DUE, sql::outbox::CLAIM),
+        ("platform_outbox_messages", "", "", sql::platform_outbox::NEXT_DUE, sql::platform_outbox::CLAIM),
+    ] {
+        let insert = async |due: &str| {
+            let sql = format!(
+                "insert into work.{table} ({column}run_id, queue, envelope, available_at) values ({tenant}gen_random_uuid(), 'bulk', '{{}}', {due})"
+            );
+            world.db.batch_execute(&sql).await.unwrap();
+        };
+        let seconds = async || world.one(next_due.text, &[&["bulk", "default"].as_slice()]).await.get::<_, Option<f64>>("seconds");
+        insert("'infinity'").await;
+        assert_eq!(seconds().await, None);
+        insert("now() + interval '100 s'").await;
+        assert!(seconds().await.is_some_and(|seconds| (90.0..101.0).contains(&seconds)));
+        insert("'-infinity'").await;
+        let rows = world.db.query(claim.text, &[&"bulk", &None::<&str>, &None::<f64>, &10_i64]).await.unwrap();
+        let due: Vec<&str> = rows.iter().map(|row| row.get("available_at")).collect();
+        assert_eq!(due, ["-infinity"]);
     }
 }

@@ -10,8 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::OnceCell;
-use tokio_postgres::{Client, NoTls, Row, types::ToSql};
+use tokio::sync::{
+    OnceCell,
+    mpsc::{UnboundedReceiver, unbounded_channel},
+};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row, error::DbError, types::ToSql};
 use uuid::Uuid;
 
 pub use process::{Process, binary};
@@ -41,6 +44,20 @@ pub async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
     tokio::spawn(connection);
     client
+}
+
+/// A session whose notices, warnings and logs can be read; they are there before the statement that caused them ends.
+pub async fn listening(url: &str) -> (Client, UnboundedReceiver<DbError>) {
+    let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
+    let (said, heard) = unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(message) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+            if let Ok(AsyncMessage::Notice(notice)) = message {
+                let _ = said.send(notice);
+            }
+        }
+    });
+    (client, heard)
 }
 
 /// One migrated database that every test's is copied from; its name tells what is in it.
@@ -97,7 +114,7 @@ const PREPARE: &str = "
 ";
 
 /// What PostgreSQL said when it refused a statement.
-pub fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> tokio_postgres::error::DbError {
+pub fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> DbError {
     match result {
         Ok(_) => panic!("it was not refused"),
         Err(error) => error.as_db_error().unwrap_or_else(|| panic!("{error:?}")).clone(),
