@@ -1,6 +1,7 @@
 //! What a test gets: a database, an SQS engine and a Redis database of its own, and real processes.
 
 pub mod process;
+pub mod redis_server;
 
 use std::{
     sync::{
@@ -242,9 +243,14 @@ impl World {
     }
 
     pub fn spawn(&self, program: &str, changes: &[(&str, &str)]) -> Process {
+        self.spawn_with(program, &[], changes)
+    }
+
+    /// Starts a command of a binary.
+    pub fn spawn_with(&self, program: &str, arguments: &[&str], changes: &[(&str, &str)]) -> Process {
         let mut environment = self.environment();
         environment.extend(changes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        Process::spawn(&binary(program), environment)
+        Process::spawn(&binary(program), arguments, environment)
     }
 
     /// Dispatches a task of tenant 1 and commits.
