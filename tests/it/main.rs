@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
 mod client;
+mod config;
 mod enqueue;
 mod flow;
 mod idempotency;
+mod migrate;
 mod schema;
 mod sql_files;
 mod sql_functions;
 mod sql_plans;
 mod support;
+mod wake;
