@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-
 use tokio_postgres::GenericClient;
 
 #[cfg(feature = "workers")]

@@ -35,6 +35,11 @@ impl Options {
     pub fn tenant(tenant_id: i64) -> Options {
         Options { tenant_id: Some(tenant_id), ..Options::default() }
     }
+
+    /// The delay in seconds. A longer one than an interval holds becomes the longest, which is beyond the calendar and refused.
+    fn delay_s(&self) -> Option<f64> {
+        self.delay.map(|delay| delay.as_secs_f64().min(9.2233e12))
+    }
 }
 
 /// A run that a publish made for a subscriber.
@@ -52,7 +57,7 @@ pub struct Published {
 /// the relay with [`Client::wake`]; without a wake the row goes out at the next sweep.
 pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options: &Options) -> Result<Uuid, Error> {
     let payload = json(payload)?;
-    let delay = options.delay.map(|delay| delay.as_secs_f64());
+    let delay = options.delay_s();
     let row = client
         .query_one(
             sql::enqueue::DISPATCH.text,
@@ -73,7 +78,7 @@ pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options
 /// Schedules a run of each subscriber of an event in the caller's transaction; none where nobody subscribes.
 pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: &Options) -> Result<Vec<Published>, Error> {
     let payload = json(event)?;
-    let delay = options.delay.map(|delay| delay.as_secs_f64());
+    let delay = options.delay_s();
     let rows = client
         .query(
             sql::enqueue::PUBLISH.text,

@@ -23,6 +23,8 @@ pub struct Migrated {
     pub applied: Vec<String>,
     /// Changes of the catalogue: what, and of which unit.
     pub catalogue: Vec<(String, String)>,
+    /// The schema's version now; above this program's where a newer one migrated before.
+    pub version: i32,
 }
 
 /// The newest schema this program knows.
@@ -80,8 +82,11 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
         .map(|row| Ok((row.try_get("change")?, row.try_get("unit")?)))
         .collect::<Result<_, _>>()
         .map_err(Error::postgres(sql::catalogue::LOAD.name))?;
+    let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
+    let version = version.and_then(|row| row.try_get("version")).map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?;
     transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
-    Ok(Migrated { applied, catalogue })
+    warn_of_newer(version);
+    Ok(Migrated { applied, catalogue, version })
 }
 
 fn roles_error(error: tokio_postgres::Error, name: &'static str) -> Error {
@@ -125,11 +130,10 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
         (Some(found), newest) if found < newest => Err(Error::Other(format!(
             "the schema is at version {found}, this program needs {newest}: run make migrate (workers migrate) before starting it"
         ))),
-        (Some(found), newest) if found > newest => {
-            tracing::warn!(found, newest, "the schema is newer than this program; going on");
+        (Some(found), _) => {
+            warn_of_newer(found);
             Ok(())
         }
-        _ => Ok(()),
     }?;
     let asked = client.query_one(sql::ops::MAY_WORK.text, &[]).await;
     let (may, role): (bool, String) =
@@ -138,4 +142,11 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Other(format!("the role {role} may not work here and would see no run: grant monalisa_worker to {role}")))
+}
+
+fn warn_of_newer(found: i32) {
+    let newest = newest();
+    if found > newest {
+        tracing::warn!(found, newest, "the schema is newer than this program; going on");
+    }
 }

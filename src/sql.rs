@@ -113,5 +113,6 @@ pub const REAPPLIED: &[Statement] = &[
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),
+    file!("guards/schema_history_comments"),
     file!("ops/grants"),
 ];

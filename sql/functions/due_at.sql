@@ -20,6 +20,10 @@ begin
   if p_delay is null then
     return greatest(v_now, p_run_at);
   end if;
+  if not isfinite(p_delay) then
+    raise exception 'DELAY_INVALID: delay is infinite'
+      using errcode = 'ML005', hint = 'Give a delay that ends, or leave it out for now.';
+  end if;
   if p_delay < interval '0' then
     raise exception 'DELAY_INVALID: delay % is negative', p_delay
       using errcode = 'ML005', hint = 'Give a delay of zero or more, or leave it out for now.';

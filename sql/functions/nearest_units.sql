@@ -1,6 +1,6 @@
 -- work.nearest_units: up to three names of the catalogue that look most like this one, for hints
 -- returns   text, null where nothing comes near
--- caller    work.dispatch, on its error path
+-- caller    work.refuse_unit
 -- plan      reads the whole catalogue: hundreds of rows, only when a name was wrong
 create or replace function work.nearest_units(p_name text) returns text
 language sql stable

@@ -12,7 +12,8 @@ begin
   if v_setting is null then
     return null;
   end if;
-  if v_setting !~ '^-?[0-9]{1,18}$' then
+  -- The range is checked before the cast: a failed one would quote the value under an SQLSTATE of its own.
+  if v_setting !~ '^-?[0-9]{1,19}$' or v_setting::numeric not between -9223372036854775808 and 9223372036854775807 then
     raise exception 'RUN_CONTEXT_MISMATCH: the setting app.tenant_id is not a whole number'
       using errcode = 'ML004',
             hint = 'Set it to the id of a tenant: select set_config(''app.tenant_id'', ''42'', true).';

@@ -1,4 +1,4 @@
--- row_level_security: rows of tenants; the worker and the owner see all, anybody else the tenant of the setting app.tenant_id
+-- guards/row_level_security: rows of tenants; the worker and the owner see all, anybody else the tenant of the setting app.tenant_id
 -- locks     the three tables in access exclusive mode, only when the policies do not exist yet
 do $$
 declare

@@ -1,4 +1,4 @@
--- run_events_append_only: the trail refuses updates, deletes and truncation, whoever asks
+-- guards/run_events_append_only: the trail refuses updates, deletes and truncation, whoever asks
 -- locks     work.run_events in share row exclusive mode, only when the trigger does not exist yet
 do $$
 begin

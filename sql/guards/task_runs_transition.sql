@@ -1,4 +1,4 @@
--- task_runs_transition: every new status of a run passes work.refuse_transition
+-- guards/task_runs_transition: every new status of a run passes work.refuse_transition
 -- locks     work.task_runs in share row exclusive mode, only when the trigger does not exist yet
 do $$
 begin

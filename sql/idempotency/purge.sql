@@ -2,8 +2,9 @@
 -- $1 limit  int8
 -- returns   nothing; the row count is what was removed
 -- caller    src/units/maintenance_purge.rs, each batch a transaction of its own
--- index     idempotency_keys_expires_at_idx, idempotency_keys_key, task_runs_pkey
+-- index     idempotency_keys_expires_at_idx, task_runs_pkey
 -- locks     the deleted rows, skip locked
+-- plan      the array makes it a scan by ctid, whatever the planner believes of the number of rows
 -- note      the key of an unfinished run does not expire: it still protects work that waits
 with old as materialized (
   select k.ctid
@@ -18,5 +19,4 @@ with old as materialized (
      for update skip locked
 )
 delete from work.idempotency_keys k
- using old
- where k.ctid = old.ctid
+ where k.ctid = any (array (select old.ctid from old))

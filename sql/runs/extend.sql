@@ -2,7 +2,7 @@
 -- $1 run_ids  uuid[]
 -- $2 tokens   uuid[], in the same order
 -- $3 lease_s  float8[], seconds from now
--- returns   run_id, renewed bool, lost bool (the token differs: somebody else holds it, or nobody)
+-- returns   run_id uuid, renewed bool, lost bool (the token differs: somebody else holds it, or nobody)
 -- caller    src/ledger.rs
 -- index     task_runs_pkey
 -- locks     the run rows in the order of run_id, skip locked: one that is being finished is neither renewed nor lost

@@ -4,7 +4,7 @@
 -- $3 reason       text
 -- $4 delay_s      float8
 -- $5 interrupted  bool: the database session was lost; at most twenty times a generation
--- returns   run_id of each that was given back
+-- returns   run_id uuid; each that was given back
 -- caller    src/ledger.rs, which re-issues them in the same transaction and only then deletes their messages
 -- index     task_runs_pkey
 -- locks     the run rows

@@ -1,6 +1,6 @@
 -- runs/lock_unfinished: lock runs that are to be re-issued as they are (receives used up, waits too long for SQS)
 -- $1 run_ids  uuid[]
--- returns   run_id of each that is unfinished
+-- returns   run_id uuid; each that is unfinished
 -- caller    src/ledger.rs, before runs/reissue
 -- index     task_runs_pkey
 -- locks     the run rows in the order of run_id

@@ -1,10 +1,21 @@
 //! The product against real PostgreSQL, real Redis and the real AWS SDK on an SQS engine. `make test` starts what is needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
+mod catalogue;
+mod client;
+mod config;
 mod docs;
+mod enqueue;
 mod flow;
 mod health;
+mod idempotency;
+mod migrate;
 mod readme;
 mod relay;
+mod schema;
+mod sql_files;
+mod sql_functions;
+mod sql_plans;
 mod support;
+mod wake;
 mod worker;

@@ -1,6 +1,7 @@
 //! What a test gets: a database, an SQS engine and a Redis database of its own, and real processes.
 
 pub mod process;
+pub mod redis_server;
 
 use std::{
     sync::{
@@ -10,8 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::OnceCell;
-use tokio_postgres::{Client, NoTls, Row, types::ToSql};
+use tokio::sync::{
+    OnceCell,
+    mpsc::{UnboundedReceiver, unbounded_channel},
+};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row, error::DbError, types::ToSql};
 use uuid::Uuid;
 
 pub use process::{Process, binary};
@@ -41,6 +45,20 @@ pub async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
     tokio::spawn(connection);
     client
+}
+
+/// A session whose notices, warnings and logs can be read; they are there before the statement that caused them ends.
+pub async fn listening(url: &str) -> (Client, UnboundedReceiver<DbError>) {
+    let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
+    let (said, heard) = unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(message) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+            if let Ok(AsyncMessage::Notice(notice)) = message {
+                let _ = said.send(notice);
+            }
+        }
+    });
+    (client, heard)
 }
 
 /// One migrated database that every test's is copied from; its name tells what is in it.
@@ -96,6 +114,14 @@ const PREPARE: &str = "
     grant select, insert on public.effects to test_worker;
 ";
 
+/// What PostgreSQL said when it refused a statement.
+pub fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> DbError {
+    match result {
+        Ok(_) => panic!("it was not refused"),
+        Err(error) => error.as_db_error().unwrap_or_else(|| panic!("{error:?}")).clone(),
+    }
+}
+
 /// Waits for something to be there, asking often, with a limit.
 pub async fn wait_for<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -133,13 +159,22 @@ impl World {
         world
     }
 
+    /// The same without the queues.
     pub async fn without_queues() -> World {
-        let template = template().await;
+        World::on(&format!("template {}", template().await)).await
+    }
+
+    /// A database with nothing in it, not even the schema, and no queues.
+    pub async fn empty() -> World {
+        World::on("template template0").await
+    }
+
+    async fn on(origin: &str) -> World {
         let name = format!("test_{}", Uuid::new_v4().simple());
         let admin = connect(&required("DATABASE_URL")).await;
         wait_for("the copy of the template", async || {
             // Two copies of one template at a time are fine; a busy one is tried again.
-            admin.execute(&format!("create database {name} template {template}"), &[]).await.ok()
+            admin.execute(&format!("create database {name} {origin}"), &[]).await.ok()
         })
         .await;
         let redis = url::Url::parse(&required("MONALISA_VALKEY_URL")).expect("MONALISA_VALKEY_URL is a URL");
@@ -208,9 +243,14 @@ impl World {
     }
 
     pub fn spawn(&self, program: &str, changes: &[(&str, &str)]) -> Process {
+        self.spawn_with(program, &[], changes)
+    }
+
+    /// Starts a command of a binary.
+    pub fn spawn_with(&self, program: &str, arguments: &[&str], changes: &[(&str, &str)]) -> Process {
         let mut environment = self.environment();
         environment.extend(changes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        Process::spawn(&binary(program), environment)
+        Process::spawn(&binary(program), arguments, environment)
     }
 
     /// Dispatches a task of tenant 1 and commits.

@@ -31,8 +31,9 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn spawn(program: &std::path::Path, environment: Vec<(String, String)>) -> Process {
+    pub fn spawn(program: &std::path::Path, arguments: &[&str], environment: Vec<(String, String)>) -> Process {
         let mut child = Command::new(program)
+            .args(arguments)
             .env_clear()
             .envs(environment)
             .stdin(Stdio::null())

@@ -1,0 +1,111 @@
+//! Loading a catalogue: refused as a whole or taken over as a whole, each service only its own units.
+
+use serde_json::{Value, json};
+
+use crate::support::{World, refusal};
+
+async fn load(world: &World, catalogue: &Value, service: &str) -> Result<Vec<(String, String)>, tokio_postgres::Error> {
+    let rows = world.db.query("select change, unit from work.load_catalogue($1, $2)", &[catalogue, &service]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+fn tasks(tasks: &[Value]) -> Value {
+    json!({"version": 1, "tasks": tasks, "subscriptions": []})
+}
+
+fn changes(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(change, unit)| ((*change).to_owned(), (*unit).to_owned())).collect()
+}
+
+const CONTENT: &str = "select md5(string_agg(u::text, ';' order by u.name)) || (select md5(string_agg(c::text, ';' order by c.service)) from work.catalogues c)
+                         from work.units u";
+
+#[tokio::test]
+async fn a_catalogue_that_is_not_valid_is_refused_and_changes_nothing() {
+    let world = World::without_queues().await;
+    let task = |name: &str| json!({"name": name, "queue": "bulk"});
+    let subscription = |name: &str, context: &str| json!({"name": name, "queue": "bulk", "type": "a.b", "version": 1, "context": context});
+    let mut wrong = vec![
+        json!([]),
+        json!({"tasks": []}),
+        json!({"tasks": {}, "subscriptions": []}),
+        json!({"tasks": [1], "subscriptions": []}),
+        tasks(&[task("o.a"), task("o.a")]),
+        tasks(&[task("t.ok")]),
+        json!({"tasks": [], "subscriptions": [subscription("o.a", "tenant"), subscription("o.b", "system")]}),
+        json!({"tasks": [], "subscriptions": [{"name": "o.a", "queue": "bulk", "version": "one", "type": "a.b"}]}),
+    ];
+    for name in ["", "O.a", "o..a", "1o", "o.a.", "o-a", &"o".repeat(65)] {
+        wrong.push(tasks(&[task(name)]));
+    }
+    for (field, value) in [
+        ("queue", json!("urgent")),
+        ("queue", json!(null)),
+        ("context", json!("user")),
+        ("overlap", json!("queue")),
+        ("timeout_seconds", json!(0)),
+        ("timeout_seconds", json!(39_601)),
+        ("schedule", json!("rate(1 hour)")), // of a task with a tenant
+    ] {
+        let mut task = task("o.a");
+        task[field] = value;
+        wrong.push(tasks(&[task]));
+    }
+    let before: String = world.one(CONTENT, &[]).await.get(0);
+    let long = "s".repeat(65);
+    let good = tasks(&[task("o.good")]);
+    let services = ["", "two words", "-x", &long].map(|service| (&good, service));
+    for (catalogue, service) in wrong.iter().map(|catalogue| (catalogue, "other")).chain(services) {
+        let error = refusal(load(&world, catalogue, service).await);
+        assert_eq!(error.code().code(), "ML009", "{service}: {catalogue}: {error:?}");
+        assert!(error.message().starts_with("CATALOG_INVALID: ") && error.hint().is_some_and(|hint| hint.len() > 10), "{error:?}");
+    }
+    assert_eq!(world.one(CONTENT, &[]).await.get::<_, String>(0), before);
+}
+
+#[tokio::test]
+async fn a_load_adds_changes_retires_and_restores_the_units_of_its_service_alone() {
+    let world = World::without_queues().await;
+    let first = json!({"name": "o.first", "queue": "bulk"});
+    let second = json!({"name": "o.second", "queue": "bulk"});
+    let moved = json!({"name": "o.first", "queue": "critical"});
+    let both = tasks(&[second.clone(), first]);
+    assert_eq!(load(&world, &both, "other").await.unwrap(), changes(&[("added", "o.first"), ("added", "o.second")]));
+    assert_eq!(load(&world, &both, "other").await.unwrap(), []);
+    assert_eq!(load(&world, &tasks(&[moved.clone()]), "other").await.unwrap(), changes(&[("changed", "o.first"), ("retired", "o.second")]));
+    assert_eq!(load(&world, &tasks(&[moved.clone()]), "other").await.unwrap(), [], "a retired one is not retired again");
+    assert_eq!(load(&world, &tasks(&[moved, second]), "other").await.unwrap(), changes(&[("restored", "o.second")]));
+    assert_eq!(load(&world, &tasks(&[]), "empty").await.unwrap(), []);
+    let sql =
+        "select count(*) from work.units where retired_at is not null or (name = 'o.first') <> (queue = 'critical' and service = 'other')";
+    assert_eq!(world.count(&format!("{sql} and service = 'other'")).await, 0);
+    assert_eq!(world.count("select count(*) from work.units where service = 'test-workers' and retired_at is not null").await, 0);
+}
+
+#[tokio::test]
+async fn a_unit_that_its_service_retired_may_move_to_another() {
+    let world = World::without_queues().await;
+    let unit = tasks(&[json!({"name": "o.moving", "queue": "bulk"})]);
+    load(&world, &unit, "here").await.unwrap();
+    assert_eq!(refusal(load(&world, &unit, "there").await).code().code(), "ML009");
+    load(&world, &tasks(&[]), "here").await.unwrap();
+    assert_eq!(load(&world, &unit, "there").await.unwrap(), changes(&[("restored", "o.moving")]));
+    let owner: String = world.one("select service from work.units where name = 'o.moving'", &[]).await.get(0);
+    assert_eq!(owner, "there");
+}
+
+#[tokio::test]
+async fn a_rate_keeps_its_anchor_until_it_changes() {
+    let world = World::without_queues().await;
+    let scheduled = |rate: &str| tasks(&[json!({"name": "o.tick", "queue": "maintenance", "context": "system", "schedule": rate})]);
+    let anchor = async |rate: &str| {
+        load(&world, &scheduled(rate), "other").await.unwrap();
+        let sql = "select schedule_anchor::text, schedule_timezone from work.units where name = 'o.tick'";
+        let row = world.one(sql, &[]).await;
+        assert_eq!(row.get::<_, &str>(1), "UTC");
+        row.get::<_, String>(0)
+    };
+    let first = anchor("rate(1 hour)").await;
+    assert_eq!(anchor("rate(1 hour)").await, first);
+    assert_ne!(anchor("rate(2 hours)").await, first);
+}

@@ -1,0 +1,41 @@
+//! A Redis of a test's own, whose counters nobody else moves.
+
+use std::{net::TcpListener, path::PathBuf};
+
+use super::{Process, wait_for};
+
+pub struct RedisServer {
+    port: u16,
+    _process: Process,
+}
+
+impl RedisServer {
+    pub async fn start(options: &[&str]) -> RedisServer {
+        let program = ["valkey-server", "redis-server"].into_iter().find_map(find).expect("Valkey or Redis is installed");
+        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("an address").port().to_string();
+        let mut arguments = vec!["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+        arguments.extend(options);
+        let server = RedisServer { port: port.parse().expect("a port"), _process: Process::spawn(&program, &arguments, Vec::new()) };
+        wait_for("the Redis to accept connections", async || tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await.ok()).await;
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub async fn connect(&self) -> redis::aio::MultiplexedConnection {
+        redis::Client::open(self.url()).expect("a URL").get_multiplexed_async_connection().await.expect("it answers")
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// A number of `INFO`, such as `blocked_clients`, or `calls` of `cmdstat_blpop`.
+pub async fn info(connection: &mut redis::aio::MultiplexedConnection, name: &str) -> u64 {
+    let text: String = redis::cmd("INFO").arg("everything").query_async(connection).await.expect("it answers");
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or("0");
+    value.trim_start_matches("calls=").split([',', '\r']).next().and_then(|number| number.parse().ok()).expect("a number")
+}
