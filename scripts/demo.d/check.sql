@@ -16,7 +16,8 @@ select 'rows left in the outbox', count(*)
 select 'traces of what was rolled back', count(*)
   from told t
  where t.ending = 'rollback'
-   and (exists (select from work.task_runs x where x.run_id = t.run_id) or exists (select from work.outbox_messages x where x.run_id = t.run_id)
+   and (exists (select from work.task_runs x where x.run_id = t.run_id)
+        or exists (select from work.outbox_messages x where x.run_id = t.run_id)
         or exists (select from work.run_events x where x.run_id = t.run_id) or exists (select from mails x where x.run_id = t.run_id)
         or exists (select from public.sessions_recorded x where x.run_id = t.run_id or x.email like 'rolled-back%'));
 select 'mails that are missing or nobody asked for', count(*)
