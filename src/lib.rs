@@ -20,13 +20,13 @@
 //! [`Error::sqlstate`]: the codes of class `ML` are listed in `docs/errors.md` of the repository. Such an error has aborted the
 //! caller's transaction. A lost wake is never an error.
 //!
-//! [`TaskError`] is what a handler answers with. Any error converts with `?` and is tried again; a permanent one is said.
+//! `TaskError` is what a handler answers with. Any error converts with `?` and is tried again; a permanent one is said.
 //!
 //! # A handler that panics, blocks or is dropped
 //!
 //! A panic fails the attempt with `PANIC`. A handler runs on a runtime of its own, so one that blocks its thread stops no heartbeat.
 //! At its time-out, when its lease is lost and when the process must stop, the handler is dropped at its next await, and what it
-//! wrote through [`TaskRun::transaction`] is rolled back.
+//! wrote through `TaskRun::transaction` is rolled back.
 //!
 //! # What is stable
 //!
