@@ -20,24 +20,24 @@ fn listed() -> impl Iterator<Item = Statement> {
 
 /// What a header says under each word; a line that is indented goes on with the line before.
 pub fn header(statement: Statement) -> Vec<(String, String)> {
-    let mut facts: Vec<(String, String)> = Vec::new();
+    let mut said: Vec<(String, String)> = Vec::new();
     for line in statement.text.lines().take_while(|line| line.starts_with("--")).skip(1) {
         let line = line.strip_prefix("-- ").unwrap_or_else(|| panic!("{}: {line:?}", statement.name));
         match line.strip_prefix("          ") {
             Some(more) => {
-                let last = facts.last_mut().unwrap_or_else(|| panic!("{}: {line:?} goes on with nothing", statement.name));
+                let last = said.last_mut().unwrap_or_else(|| panic!("{}: {line:?} goes on with nothing", statement.name));
                 last.1 = format!("{} {}", last.1, more.trim());
             }
             None => {
                 let (word, text) = line.split_once(' ').unwrap_or_else(|| panic!("{}: {line:?}", statement.name));
-                facts.push((word.to_owned(), text.trim().to_owned()));
+                said.push((word.to_owned(), text.trim().to_owned()));
             }
         }
     }
-    facts
+    said
 }
 
-pub fn fact(statement: Statement, word: &str) -> Option<String> {
+pub fn header_line(statement: Statement, word: &str) -> Option<String> {
     header(statement).into_iter().find(|(name, _)| name == word).map(|(_, text)| text)
 }
 
@@ -89,7 +89,7 @@ fn a_header_begins_with_the_name_and_is_short() {
 fn a_header_names_a_caller_that_is_there() {
     let words = |text: &str| text.split([' ', ',', ';', ':']).map(str::to_owned).collect::<Vec<_>>();
     for statement in listed() {
-        let caller = fact(statement, "caller").unwrap_or_default();
+        let caller = header_line(statement, "caller").unwrap_or_default();
         if ALL.contains(&statement) || statement.name.starts_with("functions/") {
             assert!(!caller.is_empty(), "{} names no caller", statement.name);
         }
@@ -166,7 +166,7 @@ async fn every_statement_takes_and_returns_what_its_header_says() {
             prepared.params().iter().enumerate().map(|(place, kind)| (format!("${}", place + 1), written(kind))).collect();
         assert_eq!(parameters, actual, "parameters of {}", statement.name);
 
-        let returns = fact(*statement, "returns").unwrap_or_else(|| panic!("{} does not say what it returns", statement.name));
+        let returns = header_line(*statement, "returns").unwrap_or_else(|| panic!("{} does not say what it returns", statement.name));
         let columns: Vec<(String, String)> =
             prepared.columns().iter().map(|column| (column.name().to_owned(), written(column.type_()))).collect();
         if returns.starts_with("nothing") {
@@ -187,7 +187,7 @@ async fn every_index_a_header_names_exists_as_it_says() {
     let definitions: BTreeMap<String, String> = rows.iter().map(|row| (row.get(0), plain(row.get(1)))).collect();
     let mut named = BTreeSet::new();
     for statement in listed() {
-        let Some(text) = fact(statement, "index") else { continue };
+        let Some(text) = header_line(statement, "index") else { continue };
         for part in text.split(';').map(str::trim) {
             // Either one index with its definition, or a list of names.
             let names = part.split_once(' ').filter(|(_, rest)| rest.starts_with('(')).map_or(part, |(name, _)| name);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use monalisa::sql::REAPPLIED;
 
-use crate::{sql_files::fact, support::World};
+use crate::{sql_files::header_line, support::World};
 
 /// They run with the rights of their owner: producers and workers have none on the tables, or less than the function needs.
 const WITH_OWNERS_RIGHTS: [&str; 5] = ["dispatch", "load_catalogue", "publish", "run", "succeed"];
@@ -76,7 +76,7 @@ fn raised(text: &str) -> BTreeMap<String, String> {
 fn a_header_lists_the_errors_a_function_raises_by_its_own_hand() {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     for statement in REAPPLIED {
-        let listed = fact(*statement, "raises").unwrap_or_default();
+        let listed = header_line(*statement, "raises").unwrap_or_default();
         for (code, name) in raised(statement.text) {
             assert!(listed.contains(&format!("{code} {name}")), "{} raises {code} {name} and its header does not say so", statement.name);
             let known = all.entry(code.clone()).or_insert_with(|| name.clone());

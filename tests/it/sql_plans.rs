@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_postgres::{Client, error::DbError};
 
 use crate::{
-    sql_files::fact,
+    sql_files::header_line,
     support::{World, connect, listening},
 };
 
@@ -160,7 +160,7 @@ async fn no_statement_scans_a_large_table_and_each_uses_the_index_it_names() {
                 .filter_map(Value::as_str)
                 .map(str::to_owned),
         );
-        for part in fact(statement, "index").unwrap_or_default().split([';', ',', ' ']) {
+        for part in header_line(statement, "index").unwrap_or_default().split([';', ',', ' ']) {
             if ["_idx", "_key", "_pkey"].iter().any(|ending| part.ends_with(ending)) && !used.contains(part) {
                 wrong.push(format!("{} does not use {part} but {used:?}", statement.name));
             }
