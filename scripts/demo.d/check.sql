@@ -19,7 +19,7 @@ select 'traces of what was rolled back', count(*)
    and (exists (select from work.task_runs x where x.run_id = t.run_id)
         or exists (select from work.outbox_messages x where x.run_id = t.run_id)
         or exists (select from work.run_events x where x.run_id = t.run_id) or exists (select from mails x where x.run_id = t.run_id)
-        or exists (select from public.sessions_recorded x where x.run_id = t.run_id or x.email like 'rolled-back%'));
+        or exists (select from public.sessions_recorded x where x.run_id = t.run_id));
 select 'mails that are missing or nobody asked for', count(*)
   from (select r.run_id from work.task_runs r where r.unit = 'identity.login_notification_email') r
   full join (select distinct run_id from mails) m using (run_id) where r.run_id is null or m.run_id is null;
