@@ -5,9 +5,13 @@ create schema if not exists work;
 comment on schema work is 'Background work: outbox, ledger of runs, catalogue of units.';
 
 -- `tenants` belongs to the application. A minimal one is made only where none exists.
-create table if not exists public.tenants (
-  id bigint primary key
-);
+do $$
+begin
+  if to_regclass('public.tenants') is null then
+    create table public.tenants (id bigint primary key);
+  end if;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Outbox of work with a tenant: one row a run, written in the caller's transaction; sent_at null means pending.

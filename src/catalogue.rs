@@ -35,6 +35,9 @@ pub struct TaskEntry {
     pub timeout_seconds: u32,
     /// `rate(...)`, where it has a schedule.
     pub schedule: Option<String>,
+    /// `monalisa` for what ships; nothing for a program's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
 }
 
 /// A subscription of the catalogue.
@@ -53,6 +56,9 @@ pub struct Subscription {
     pub event_type: String,
     /// Version of the event.
     pub version: i32,
+    /// `monalisa` for what ships; nothing for a program's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
 }
 
 impl Catalogue {
@@ -61,6 +67,7 @@ impl Catalogue {
     pub fn of(units: &Units) -> Catalogue {
         let mut catalogue = Catalogue { version: 1, tasks: Vec::new(), subscriptions: Vec::new() };
         for unit in units.iter() {
+            let service = unit.ships().then(|| "monalisa".to_owned());
             match unit.kind {
                 Kind::Task => catalogue.tasks.push(TaskEntry {
                     name: unit.name.to_owned(),
@@ -69,6 +76,7 @@ impl Catalogue {
                     overlap: unit.overlap.to_owned(),
                     timeout_seconds: unit.timeout_seconds,
                     schedule: (!unit.schedule.is_empty()).then(|| unit.schedule.to_owned()),
+                    service,
                 }),
                 Kind::Subscriber { event, version } => catalogue.subscriptions.push(Subscription {
                     name: unit.name.to_owned(),
@@ -77,6 +85,7 @@ impl Catalogue {
                     timeout_seconds: unit.timeout_seconds,
                     event_type: event.to_owned(),
                     version,
+                    service,
                 }),
             }
         }

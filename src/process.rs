@@ -1,7 +1,8 @@
 //! A whole process: boot checks, the parts, and the order in which they stop.
 
-use std::{any::TypeId, collections::BTreeSet, process::ExitCode, sync::Arc, time::Duration};
+use std::{any::TypeId, collections::BTreeSet, panic::AssertUnwindSafe, process::ExitCode, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -161,10 +162,12 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
     let pollers = TaskTracker::new();
     for queue in config.queues.iter().copied() {
         let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
-        pollers.spawn(drive(poller, worker.stop.clone(), parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE));
+        let driven = drive(poller, worker.stop.clone(), parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
+        pollers.spawn(parts.loud("poller", driven));
         let heart = Heart { worker: worker.clone(), queue };
         let limit = config.visibility.of(queue) / 6;
-        background.spawn(drive(heart, stop_beats.clone(), parts.pulse(&format!("heartbeat:{queue}")), limit));
+        let driven = drive(heart, stop_beats.clone(), parts.pulse(&format!("heartbeat:{queue}")), limit);
+        background.spawn(parts.loud("heartbeat", driven));
     }
     health.set(Phase::Ready);
     tracing::info!(
@@ -178,18 +181,21 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
     );
 
     let mut signals = Signals::new()?;
-    signals.next().await;
+    tokio::select! {
+        () = signals.next() => {}
+        () = parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
+    }
     tracing::info!(budget_ms = config.stop_timeout.as_millis() as u64, "stopping: nothing new is received or started");
     health.set(Phase::Draining);
     let relay = config.relay.then(|| parts.pulse("relay"));
     let drained = drain(&worker, &pollers, &background, &stop_relay, &stop_beats, relay, config.stop_timeout);
-    tokio::select! {
-        () = drained => tracing::info!("stopped"),
-        () = signals.next() => tracing::warn!("a second signal: exiting at once; leases lapse and their runs are taken over"),
-        () = tokio::time::sleep(config.stop_timeout) => tracing::error!("the stop budget is used up: exiting; leases lapse and their runs are taken over"),
-    }
+    let stopped = tokio::select! {
+        () = drained => Ok(()),
+        () = signals.next() => Err("a second signal: exiting at once; leases lapse and their runs are taken over"),
+        () = tokio::time::sleep(config.stop_timeout) => Err("the stop budget is used up: exiting; leases lapse and their runs are taken over"),
+    };
     serve.cancel();
-    Ok(())
+    stopped.map(|()| tracing::info!("stopped")).map_err(|reason| Error::Other(reason.to_owned()))
 }
 
 /// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
@@ -252,19 +258,19 @@ fn start_relay(
     for queues in Relay::lanes(connections) {
         let relay = Relay::new(pools.relay.clone(), sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
         let lane = Lane { relay, woken: woken.clone() };
-        background.spawn(drive(lane, stop.clone(), parts.pulse("relay"), LONGEST_PAUSE));
+        background.spawn(parts.loud("relay", drive(lane, stop.clone(), parts.pulse("relay"), LONGEST_PAUSE)));
     }
     if let Some(url) = &config.valkey {
         let listener = Listener { sleeper: Sleeper::new(url)?, wake: local };
         let listening = drive(listener, stop.clone(), Pulse::default(), Duration::from_secs(2));
         let stop = stop.clone();
-        background.spawn(async move {
+        background.spawn(parts.loud("wake", async move {
             tokio::select! {
                 () = listening => {}
                 // A wake that is popped and lost costs a sweep at most.
                 () = stop.cancelled() => {}
             }
-        });
+        }));
     }
     Ok(())
 }
@@ -285,8 +291,11 @@ async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
     Err(Error::Config(format!("these queues do not exist: {}; make them with workers queues create", missing.join(", "))))
 }
 
-/// The parts whose progress health reads.
-struct Parts(Vec<(String, Pulse)>);
+/// The parts of the process: their progress, which health reads, and whether one of them has died.
+struct Parts {
+    pulses: Vec<(String, Pulse)>,
+    died: CancellationToken,
+}
 
 impl Parts {
     fn new(config: &Config) -> Parts {
@@ -298,17 +307,28 @@ impl Parts {
         if config.relay {
             names.push("relay".to_owned());
         }
-        Parts(names.into_iter().map(|name| (name, Pulse::default())).collect())
+        Parts { pulses: names.into_iter().map(|name| (name, Pulse::default())).collect(), died: CancellationToken::new() }
+    }
+
+    /// A part that panics takes the process down, loudly: what it held lapses, and another process goes on.
+    fn loud<F: Future<Output = ()> + Send>(&self, name: &'static str, part: F) -> impl Future<Output = ()> + Send + use<F> {
+        let died = self.died.clone();
+        async move {
+            if AssertUnwindSafe(part).catch_unwind().await.is_err() {
+                tracing::error!(part = name, "a part of the process panicked: this is a bug of monalisa; the process exits");
+                died.cancel();
+            }
+        }
     }
 
     fn pulse(&self, name: &str) -> Pulse {
-        self.0.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
+        self.pulses.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
     }
 
     /// How old each pulse may be: a poll, a heartbeat or a sweep, and a good margin.
     fn bounds(&self, config: &Config) -> Vec<(String, Pulse, Duration)> {
         let margin = Duration::from_secs(30);
-        self.0
+        self.pulses
             .iter()
             .map(|(name, pulse)| {
                 let bound = match name.split_once(':') {

@@ -108,6 +108,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/publish"),
     file!("functions/run"),
     file!("functions/load_catalogue"),
+    file!("functions/catalogue_state"),
     file!("functions/reissue"),
     file!("functions/succeed"),
     file!("guards/task_runs_transition"),

@@ -47,11 +47,13 @@ pub struct Unit {
     pub handler: Handler,
     /// Where it is declared, for messages.
     pub place: &'static str,
+    /// The package it is declared in.
+    pub package: &'static str,
 }
 
 impl Unit {
     /// A unit with the default options; the macros fill in the rest.
-    pub const fn new(kind: Kind, handler: Handler, place: &'static str) -> Unit {
+    pub const fn new(kind: Kind, handler: Handler, place: &'static str, package: &'static str) -> Unit {
         Unit {
             kind,
             name: "",
@@ -63,7 +65,13 @@ impl Unit {
             schedule: "",
             handler,
             place,
+            package,
         }
+    }
+
+    /// Whether it ships with this crate, and so is in every program.
+    pub(crate) fn ships(&self) -> bool {
+        self.package == env!("CARGO_PKG_NAME")
     }
 }
 
@@ -158,7 +166,7 @@ macro_rules! __unit {
                     name: $name,
                     queue: $queue,
                     $($option: $value,)*
-                    ..$crate::Unit::new($kind, call, concat!(file!(), ":", line!()))
+                    ..$crate::Unit::new($kind, call, concat!(file!(), ":", line!()), env!("CARGO_PKG_NAME"))
                 }
             }
         };
@@ -297,7 +305,7 @@ mod tests {
         Box::pin(async { Ok(None) })
     }
 
-    const GOOD: Unit = Unit { name: "a.b", queue: "default", ..Unit::new(Kind::Task, nothing, "here.rs:1") };
+    const GOOD: Unit = Unit { name: "a.b", queue: "default", ..Unit::new(Kind::Task, nothing, "here.rs:1", "tests") };
 
     fn problems(unit: Unit) -> String {
         Units::check([&*Box::leak(Box::new(unit))]).err().unwrap_or_default()

@@ -1,8 +1,6 @@
 -- catalogue/matches: whether a service's catalogue in the database is this one
 -- $1 catalogue  text, JSON
--- returns   loaded bool (any catalogue at all), same bool
+-- returns   loaded bool, same bool: any catalogue at all, and this one
 -- caller    src/catalogue.rs
--- plan      reads work.catalogues, a row a service
-select count(*) > 0 as loaded,
-       count(*) filter (where c.hash = encode(sha256(convert_to($1::text::jsonb::text, 'UTF8')), 'hex')) > 0 as same
-  from work.catalogues c
+-- locks     none
+select s.loaded, s.same from work.catalogue_state($1::text::jsonb) s

@@ -28,17 +28,17 @@ begin
   begin
     select array_agg(i::work.units) into v_incoming
       from (
-        select t.name, load_catalogue.service, 'task', t.queue, coalesce(t.context, 'tenant'), coalesce(t.overlap, 'skip'),
+        select t.name, coalesce(t.service, load_catalogue.service), 'task', t.queue, coalesce(t.context, 'tenant'), coalesce(t.overlap, 'skip'),
                coalesce(t.timeout_seconds, 60), null::text, null::integer,
                t.schedule, case when t.schedule is not null then coalesce(t.timezone, 'UTC') end,
                case when t.schedule is not null then clock_timestamp() end, clock_timestamp(), null::timestamptz
           from jsonb_to_recordset(load_catalogue.catalogue -> 'tasks')
-                 as t (name text, queue text, context text, overlap text, timeout_seconds integer, schedule text, timezone text)
+                 as t (name text, service text, queue text, context text, overlap text, timeout_seconds integer, schedule text, timezone text)
         union all
-        select s.name, load_catalogue.service, 'event', s.queue, coalesce(s.context, 'tenant'), 'skip',
+        select s.name, coalesce(s.service, load_catalogue.service), 'event', s.queue, coalesce(s.context, 'tenant'), 'skip',
                coalesce(s.timeout_seconds, 60), coalesce(s.type, ''), coalesce(s.version, 1), null, null, null, clock_timestamp(), null
           from jsonb_to_recordset(load_catalogue.catalogue -> 'subscriptions')
-                 as s (name text, queue text, context text, timeout_seconds integer, type text, version integer)
+                 as s (name text, service text, queue text, context text, timeout_seconds integer, type text, version integer)
       ) i (name, service, kind, queue, context, overlap, timeout_seconds, event_type, event_version,
            schedule, schedule_timezone, schedule_anchor, loaded_at, retired_at);
   exception when data_exception then
@@ -46,6 +46,11 @@ begin
       using errcode = 'ML009', hint = 'Generate it: workers tasks generate writes tasks.json.';
   end;
 
+  select service into v_bad from unnest(v_incoming) where service not in (load_catalogue.service, 'monalisa') limit 1;
+  if found then
+    raise exception 'CATALOG_INVALID: a unit names the service %', v_bad
+      using errcode = 'ML009', hint = 'Only units that ship with monalisa name a service; leave it out of all others.';
+  end if;
   select name into v_bad from unnest(v_incoming) group by name having count(*) > 1 limit 1;
   if found then
     raise exception 'CATALOG_INVALID: the unit % stands twice', v_bad
@@ -53,7 +58,7 @@ begin
   end if;
   select i.name || ' belongs to the service ' || u.service into v_bad
     from unnest(v_incoming) i join work.units u using (name)
-   where u.service <> load_catalogue.service and u.retired_at is null limit 1;
+   where u.service <> i.service and u.retired_at is null limit 1;
   if found then
     raise exception 'CATALOG_INVALID: the unit %', v_bad
       using errcode = 'ML009', hint = 'Names are unique over all services of a database; rename one, or load it as that service.';
@@ -61,7 +66,8 @@ begin
   select format('%s v%s', a.event_type, a.event_version) into v_bad
     from (select event_type, event_version, context from unnest(v_incoming) where kind = 'event'
           union select event_type, event_version, context from work.units
-                 where kind = 'event' and retired_at is null and service <> load_catalogue.service) a
+                 where kind = 'event' and retired_at is null and service <> load_catalogue.service
+                   and name not in (select i.name from unnest(v_incoming) i)) a
    group by a.event_type, a.event_version having count(distinct a.context) > 1 limit 1;
   if found then
     raise exception 'CATALOG_INVALID: the subscribers of % have different contexts', v_bad
@@ -71,6 +77,8 @@ begin
   insert into work.catalogues as c (service, hash)
   values (load_catalogue.service, encode(sha256(convert_to(load_catalogue.catalogue::text, 'UTF8')), 'hex'))
   on conflict (service) do update set hash = excluded.hash, loaded_at = clock_timestamp();
+  -- Units that ship are in every program: they belong to no service of yours, and no load retires them.
+  insert into work.catalogues (service, hash) values ('monalisa', '') on conflict (service) do nothing;
 
   begin
     return query

@@ -1,7 +1,7 @@
 -- work.publish: schedules one run of each subscriber of an event, in the caller's transaction
 -- returns   unit, run_id: a row a subscriber of exactly this type and version; none where there is none
 -- raises    ML002 CATALOG_NOT_LOADED, ML004 RUN_CONTEXT_MISMATCH, ML005 DELAY_INVALID, ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE,
---           ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID; 23503 for a tenant that does not exist
+--           ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID, ML016 EVENT_INVALID; 23503 for a tenant that does not exist
 -- caller    API teams, in any language; handlers in their effect transaction
 -- index     units_event_idx, task_runs_pkey, outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit; nothing else that another caller waits for
@@ -30,6 +30,10 @@ begin
   if not exists (select from work.catalogues) then
     perform work.refuse_unit(publish.event_type);
   end if;
+  if publish.event_type is null or publish.version is null then
+    raise exception 'EVENT_INVALID: the event has no %', case when publish.event_type is null then 'type' else 'version' end
+      using errcode = 'ML016', hint = 'Give both, such as work.publish(''invitations.created'', ''{}'', version => 1), or leave the version out for 1.';
+  end if;
   perform work.check_payload(publish.payload);
   v_due := work.due_at(publish.delay, publish.run_at);
   select array_agg(u order by u.name), array_agg(work.uuid_v7() order by u.name)
@@ -37,6 +41,7 @@ begin
     from work.units u
    where u.event_type = publish.event_type and u.event_version = publish.version
      and (u.retired_at is null or u.retired_at > clock_timestamp() - interval '7 days');
+  perform work.check_retired(u.name, u.retired_at) from unnest(v_units) u;
   -- Without a subscriber nobody says which context it is: a key then counts within the tenant that the caller named.
   if v_units is null then
     v_tenant := coalesce(publish.tenant_id, work.setting_tenant());

@@ -8,6 +8,6 @@ as $$
 begin
   raise exception 'TRAIL_APPEND_ONLY: % of % is refused', lower(tg_op), tg_table_name
     using errcode = 'ML013',
-          hint = 'The trail of a run is never changed. Finished runs move to an archive by the script under sql/ops.';
+          hint = 'The trail of a run is never changed, only added to.';
 end
 $$;

@@ -14,7 +14,7 @@ begin
     raise exception 'TRANSITION_REFUSED: run % cannot go from % to %',
         new.run_id, case when tg_op = 'UPDATE' then old.status else 'new' end, new.status
       using errcode = 'ML012',
-            hint = 'select * from work.transitions() lists what is allowed; use work.cancel, work.retry or a redrive instead of an update by hand.';
+            hint = 'select * from work.transitions() lists what is allowed.';
   end if;
   return new;
 end

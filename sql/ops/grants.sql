@@ -12,7 +12,8 @@ grant execute on all functions in schema work to monalisa_owner;
 grant execute on function
   work.dispatch(text, jsonb, bigint, interval, timestamptz, text, text),
   work.publish(text, jsonb, integer, bigint, interval, timestamptz, text, text),
-  work.run(uuid)
+  work.run(uuid),
+  work.catalogue_state(jsonb)
   to monalisa_producer, monalisa_worker, monalisa_operator;
 grant execute on function work.setting_tenant() to monalisa_worker, monalisa_producer, monalisa_observer, monalisa_operator;
 grant execute on function work.transitions() to monalisa_worker, monalisa_observer, monalisa_operator;

@@ -144,7 +144,7 @@ impl Slots {
     }
 
     /// Enters the messages that wait for a slot, unless they already fill half of the process's slots.
-    pub(crate) fn enter_waiting(self: &Slots) -> bool {
+    pub(crate) fn enter_waiting(&self) -> bool {
         self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < self.total / 2).then_some(waiting + 1)).is_ok()
     }
 

@@ -98,6 +98,33 @@ async fn a_unit_that_its_service_retired_may_move_to_another() {
 }
 
 #[tokio::test]
+async fn programs_of_two_services_share_a_database_and_what_ships() {
+    // The template was migrated by test-workers; the stock program is another service.
+    let world = World::without_queues().await;
+    let migrated = world.command("workers", &["migrate"]);
+    assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
+    let owners = "select string_agg(distinct service, ',' order by service) from work.units where retired_at is null";
+    assert_eq!(world.one(owners, &[]).await.get::<_, String>(0), "monalisa,test-workers");
+    assert!(world.command("test-workers", &["migrate"]).status.success());
+    assert_eq!(world.count("select count(*) from work.units where retired_at is not null").await, 0);
+    let foreign = tasks(&[json!({"name": "o.a", "queue": "bulk", "service": "test-workers"})]);
+    assert_eq!(refusal(load(&world, &foreign, "other").await).code().code(), "ML009", "only what ships names a service");
+}
+
+#[tokio::test]
+async fn a_producer_learns_whether_its_catalogue_is_the_one_that_was_loaded() {
+    let world = World::without_queues().await;
+    let file = std::env::temp_dir().join(format!("{}.json", uuid::Uuid::new_v4()));
+    assert!(world.command("test-workers", &["tasks", "generate", file.to_str().unwrap()]).status.success());
+    let mut catalogue = monalisa::Catalogue::from_file(&file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let api = crate::support::connect(&world.url(Some("test_api"))).await;
+    assert!(catalogue.compare(&api).await.unwrap());
+    catalogue.tasks.pop();
+    assert!(!catalogue.compare(&api).await.unwrap());
+}
+
+#[tokio::test]
 async fn a_rate_keeps_its_anchor_until_it_changes() {
     let world = World::without_queues().await;
     let scheduled = |rate: &str| tasks(&[json!({"name": "o.tick", "queue": "maintenance", "context": "system", "schedule": rate})]);

@@ -51,6 +51,13 @@ async fn without_a_catalogue_everything_is_refused() {
 }
 
 #[tokio::test]
+async fn an_event_without_type_or_version_is_refused_and_not_taken_for_one_that_nobody_hears() {
+    let world = World::without_queues().await;
+    let nulls = ["select work.publish(null, '{}', 1, 1)", "select work.publish('test.happened', '{}', null, 1, idempotency_key => 'k')"];
+    refused(&world, "ML016", "EVENT_INVALID", &nulls).await;
+}
+
+#[tokio::test]
 async fn a_retired_unit_is_warned_about_for_seven_days_and_then_refused() {
     let world = World::without_queues().await;
     let retire = "update work.units set retired_at = clock_timestamp() - $1::text::interval where name = 't.ok'";
@@ -66,13 +73,17 @@ async fn a_retired_unit_is_warned_about_for_seven_days_and_then_refused() {
 }
 
 #[tokio::test]
-async fn a_retired_subscriber_gets_its_runs_for_seven_days() {
+async fn a_retired_subscriber_gets_its_runs_for_seven_days_with_a_warning() {
     let world = World::without_queues().await;
+    let (client, mut heard) = listening(&world.url(None)).await;
     let publish = "select count(*) from work.publish('test.happened', '{}', 1, 1)";
     for (retired, runs) in [("6 days 23 hours", 2), ("8 days", 1)] {
         let sql = format!("update work.units set retired_at = clock_timestamp() - interval '{retired}' where name = 't.happened_well'");
         world.db.batch_execute(&sql).await.unwrap();
-        assert_eq!(world.count(publish).await, runs, "{retired}");
+        let made: i64 = client.query_one(publish, &[]).await.unwrap().get(0);
+        assert_eq!(made, runs, "{retired}");
+        let warned = heard.try_recv().is_ok_and(|warning| warning.message().starts_with("UNIT_RETIRED: t.happened_well"));
+        assert_eq!(warned, runs == 2, "{retired}");
     }
 }
 
