@@ -90,13 +90,18 @@ impl Sleeper {
                 self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)?
             }
         };
-        let popped: Option<(String, redis::Value)> =
-            redis::cmd("BLPOP").arg(WAKE_KEY).arg(POP_SECONDS).query_async(&mut connection).await.map_err(valkey)?;
-        if popped.is_some() {
-            redis::cmd("DEL").arg(WAKE_KEY).exec_async(&mut connection).await.map_err(valkey)?;
-        }
+        // In one go: what came after the pop is deleted, and told as a wake too.
+        let (popped, deleted): (Option<(String, redis::Value)>, i64) = redis::pipe()
+            .cmd("BLPOP")
+            .arg(WAKE_KEY)
+            .arg(POP_SECONDS)
+            .cmd("DEL")
+            .arg(WAKE_KEY)
+            .query_async(&mut connection)
+            .await
+            .map_err(valkey)?;
         self.connection = Some(connection);
-        Ok(popped.is_some())
+        Ok(popped.is_some() || deleted > 0)
     }
 }
 

@@ -4,6 +4,7 @@
 -- caller    work.dispatch, work.publish, after their checks
 -- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit
+-- note      in plpgsql its plan is kept for the session; as an SQL function it was planned anew at each call, at twice the cost
 create or replace function work.enqueue(
   p_units       work.units[],
   p_run_ids     uuid[],
@@ -12,9 +13,11 @@ create or replace function work.enqueue(
   p_due_at      timestamptz,
   p_traceparent text
 ) returns void
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
+begin
   with run as (
     insert into work.task_runs
       (run_id, tenant_id, unit, kind, queue, context, payload, event_type, event_version, traceparent, available_at)
@@ -29,4 +32,5 @@ as $$
   )
   insert into work.platform_outbox_messages (run_id, queue, envelope, available_at)
   select run_id, queue, work.envelope(run), available_at from run where tenant_id is null;
+end
 $$;
