@@ -121,10 +121,14 @@ impl Relay {
         let mut connection = database::get(&self.pool).await?;
         let mut waits = Vec::new();
         let mut due = Vec::new();
-        for table in Table::BOTH {
-            let began = Instant::now();
-            let looks: Vec<(Queue, From)> = self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect();
-            for (state, (queue, from)) in outbox::due(&connection, table, &looks).await?.into_iter().zip(looks) {
+        let began = Instant::now();
+        let looks = Table::BOTH.map(|table| self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect());
+        let [tenant, platform]: &[Vec<(Queue, From)>; 2] = &looks;
+        // Both are on their way at once.
+        let (tenant, platform) =
+            tokio::try_join!(outbox::due(&connection, Table::Tenant, tenant), outbox::due(&connection, Table::Platform, platform))?;
+        for ((table, states), looks) in Table::BOTH.into_iter().zip([tenant, platform]).zip(looks) {
+            for (state, (queue, from)) in states.into_iter().zip(looks) {
                 waits.extend(state.wait);
                 if state.now {
                     due.push((queue, table));

@@ -12,6 +12,7 @@ mod idempotency;
 mod migrate;
 mod readme;
 mod relay;
+mod relay_cost;
 mod schema;
 mod sql_files;
 mod sql_functions;
