@@ -287,10 +287,12 @@ impl Worker {
     async fn postpone(&self, offer: Offer) {
         let postponed = async {
             let mut connection = database::get(&self.pools.control).await?;
-            ledger::postpone(&mut connection, &[offer.delivery.run_id], jittered(FULL_PAUSE)).await
+            ledger::postpone(&mut connection, offer.delivery.run_id, jittered(FULL_PAUSE)).await
         };
         let what = match postponed.await {
-            Ok(()) => Settle::Delete,
+            Ok(true) => Settle::Delete,
+            // Somebody started or finished it meanwhile: this message may be its only one, so it is judged again.
+            Ok(false) => Settle::Hide(jittered(Duration::from_secs(1))),
             Err(error) => {
                 tracing::warn!(run_id = %offer.delivery.run_id, %error, "a run whose unit is full was not postponed; its message comes back");
                 Settle::Hide(jittered(FULL_PAUSE))

@@ -1,0 +1,91 @@
+//! What goes wrong at the worst moment: answers lost, sessions ended, queues frozen, processes stopped and killed under load.
+
+use std::time::{Duration, Instant};
+
+use monalisa::sql::runs;
+use uuid::Uuid;
+
+use crate::support::{World, connect, wait_for};
+
+/// Visibility in seconds, short enough for a test.
+const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
+const RELAY: (&str, &str) = ("MONALISA_RELAY", "true");
+const UNFINISHED: &str = "select count(*) from work.task_runs where status in ('queued', 'running', 'retrying')";
+
+/// Nothing lost and nothing doubled: each run has succeeded, its effect is there once, and its trail says so.
+async fn assert_exactly_once(world: &World, runs: i64) {
+    for (what, sql, expected) in [
+        ("runs that succeeded", "select count(*) from work.task_runs where status = 'succeeded'", runs),
+        ("effects", "select count(*) from public.effects", runs),
+        ("effects of different runs", "select count(distinct run_id) from public.effects", runs),
+        (
+            "effects without a run that succeeded",
+            "select count(*) from public.effects e left join work.task_runs r using (run_id) where r.status is distinct from 'succeeded'",
+            0,
+        ),
+        ("successes in the trail", "select count(*) from work.run_events where event = 'succeeded'", runs),
+        (
+            "events after the success",
+            "select count(*) from work.run_events s join work.run_events e on e.run_id = s.run_id and e.id > s.id where s.event = 'succeeded'",
+            0,
+        ),
+        (
+            "attempts that have no end in the trail, or no beginning",
+            "select count(*) from (
+               select count(*) filter (where event = 'started') as starts,
+                      count(*) filter (where event in ('succeeded', 'failed', 'retrying', 'interrupted', 'given_back', 'lost')) as ends
+                 from work.run_events group by run_id) t where starts <> ends",
+            0,
+        ),
+        ("more than five", "select count(*) from work.task_runs where failures + crashes > 5", 0),
+        ("rows that were not sent", "select count(*) from work.outbox_messages where sent_at is null", 0),
+    ] {
+        assert_eq!(world.count(sql).await, expected, "{what}");
+    }
+}
+
+/// Sessions of the runtime that are in a transaction and do nothing.
+async fn idle_in_transaction(world: &World) -> i64 {
+    world
+        .count("select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%' and application_name like 'monalisa%'")
+        .await
+}
+
+#[tokio::test]
+async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanwhile() {
+    let world = World::new().await;
+    // Half of the slots are soon filled by waiting messages; whatever comes then is sent back through the outbox.
+    let few = ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
+    let mut first = world.start(&[RELAY, SHORT, few, ("QUEUES", "default")]).await;
+    for _ in 0..20 {
+        world.dispatch("t.single", r#"{"s":300}"#).await;
+    }
+    let postponed = "select count(*) from work.task_runs where status = 'queued' and available_at > created_at + interval '10 s'";
+    wait_for("a full unit", async || (world.count(postponed).await > 0).then_some(())).await;
+    let mut other = connect(&world.url(None)).await;
+    let locked = other.transaction().await.unwrap();
+    let run: Uuid = locked.query_one("select work.dispatch('t.single', '{\"s\":0}', 1, delay => '1 second')", &[]).await.unwrap().get(0);
+    locked.commit().await.unwrap();
+    let locked = other.transaction().await.unwrap();
+    locked.execute("select from work.task_runs where run_id = $1 for update", &[&run]).await.unwrap();
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+                  and application_name like 'monalisa%'";
+    wait_for("the worker to send it back", async || (world.count(waits).await > 0).then_some(())).await;
+    // Another worker got hold of a copy, started it, and dies.
+    locked
+        .execute(
+            "update work.task_runs set status = 'running', starts = 1, token = gen_random_uuid(), started_at = clock_timestamp(),
+               lease_expires_at = clock_timestamp() + interval '2 s', worker = 'another' where run_id = $1",
+            &[&run],
+        )
+        .await
+        .unwrap();
+    locked.commit().await.unwrap();
+    wait_for("the worker to go on", async || (world.count(waits).await == 0).then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    first.kill();
+    world.db.execute("delete from work.outbox_messages where run_id <> $1", &[&run]).await.unwrap();
+    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", "t.single=50")]).await;
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
+}
