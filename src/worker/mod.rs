@@ -154,10 +154,11 @@ impl Slots {
 }
 
 impl Worker {
-    /// The lease of a start now: the visibility less a margin and less what has passed since SQS began to count.
+    /// The lease of a start now: the visibility less a margin and less what has passed since SQS began to count; never shorter than
+    /// until the next heartbeat, however long SQS refused to extend the visibility.
     pub(crate) fn lease(&self, queue: Queue, since: Duration) -> Duration {
         let visibility = self.visibility.of(queue);
         let margin = (visibility / 6).min(Duration::from_secs(5));
-        visibility.saturating_sub(margin).saturating_sub(since).max(Duration::from_millis(100))
+        visibility.saturating_sub(margin).saturating_sub(since).max(visibility / 2)
     }
 }

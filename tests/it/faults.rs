@@ -89,3 +89,28 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     world.run_is(run, "succeeded").await;
     assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
 }
+
+#[tokio::test]
+async fn a_lease_lasts_until_the_next_heartbeat_however_long_sqs_was_away() {
+    let world = World::new().await;
+    world
+        .db
+        .batch_execute(
+            "create table public.leases (length float8);
+             create function public.note_lease() returns trigger language plpgsql security definer as $$ begin
+               insert into public.leases values (extract(epoch from new.lease_expires_at - clock_timestamp())); return null; end $$;
+             create trigger note_lease after update on work.task_runs for each row
+               when (new.status = 'running' and old.status <> 'running') execute function public.note_lease();",
+        )
+        .await
+        .unwrap();
+    world.sqs.fault(r#"{"op":"ChangeMessageVisibilityBatch","mode":"error","status":500}"#).unwrap();
+    let _worker = world.start(&[RELAY, SHORT]).await;
+    for _ in 0..2 {
+        world.dispatch("t.single", r#"{"s":5}"#).await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 2).await;
+    let shortest: f64 = world.one("select min(length) from public.leases", &[]).await.get(0);
+    assert!(shortest > 1.0, "a lease of {shortest} s where the heartbeat comes each second");
+    assert_exactly_once(&world, 2).await;
+}
