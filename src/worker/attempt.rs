@@ -26,6 +26,8 @@ use super::{Worker, holds::Hold, settle::Settle};
 
 /// The fifth receive is the last that may return by visibility; the sixth would not be started.
 const LAST_RECEIVE: i32 = 5;
+/// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
+const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
 /// First wait after an interruption.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -180,7 +182,7 @@ impl Attempt {
 
     async fn record(&self, error: TaskError) -> Fate {
         let failures = u32::try_from(self.started.attempt()).unwrap_or(1);
-        let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures));
+        let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures)).min(LONGEST_WAIT);
         let left = MAX_HIDDEN.saturating_sub(self.hold.received.elapsed() + Duration::from_secs(60));
         let failure = Failure {
             code: error.code(),

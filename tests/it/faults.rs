@@ -114,3 +114,13 @@ async fn a_lease_lasts_until_the_next_heartbeat_however_long_sqs_was_away() {
     assert!(shortest > 1.0, "a lease of {shortest} s where the heartbeat comes each second");
     assert_exactly_once(&world, 2).await;
 }
+
+#[tokio::test]
+async fn a_wait_that_no_calendar_holds_is_cut_and_holds_up_nothing() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    let run = world.dispatch("t.patient", "{}").await;
+    world.run_is(run, "retrying").await;
+    assert_eq!(world.trail(run).await, ["started", "retrying"]);
+    world.messages_are("default", 0).await;
+}
