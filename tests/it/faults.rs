@@ -124,3 +124,37 @@ async fn a_wait_that_no_calendar_holds_is_cut_and_holds_up_nothing() {
     assert_eq!(world.trail(run).await, ["started", "retrying"]);
     world.messages_are("default", 0).await;
 }
+
+#[tokio::test]
+async fn a_deferral_shortens_no_backoff() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world
+        .db
+        .execute("update work.task_runs set available_at = clock_timestamp() + interval '10 minutes' where run_id = $1", &[&run])
+        .await
+        .unwrap();
+    let delay: f64 = world.one(runs::DEFER.text, &[&run, &"w"]).await.get("delay_s");
+    let wait: f64 = world.one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs", &[]).await.get(0);
+    assert!(delay == 15.0 && wait > 590.0, "{wait} s");
+}
+
+#[tokio::test]
+async fn a_lapsed_lease_met_by_a_worker_that_does_not_know_the_unit_makes_no_sixth_try() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world
+        .db
+        .execute(
+            "update work.task_runs set status = 'running', failures = 4, starts = 5, token = gen_random_uuid(),
+               started_at = clock_timestamp(), lease_expires_at = clock_timestamp() where run_id = $1",
+            &[&run],
+        )
+        .await
+        .unwrap();
+    // It was judged before the attempt that lapsed now had begun.
+    assert!(world.db.query(runs::DEFER.text, &[&run, &"w"]).await.unwrap().is_empty(), "to be judged again: it is condemned");
+    let _workers = world.workers().await;
+    world.run_is(run, "failed").await;
+    assert_eq!(world.trail(run).await, ["started", "lost", "failed"]);
+}
