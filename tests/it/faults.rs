@@ -158,3 +158,17 @@ async fn a_lapsed_lease_met_by_a_worker_that_does_not_know_the_unit_makes_no_six
     world.run_is(run, "failed").await;
     assert_eq!(world.trail(run).await, ["started", "lost", "failed"]);
 }
+
+#[tokio::test]
+async fn a_run_parked_at_infinity_stops_no_other() {
+    let world = World::new().await;
+    let parked = world.dispatch("t.ok", "{}").await;
+    let envelope: String = world.one("select envelope::text from work.outbox_messages where run_id = $1", &[&parked]).await.get(0);
+    world.db.execute("update work.task_runs set available_at = 'infinity' where run_id = $1", &[&parked]).await.unwrap();
+    world.send("default", &envelope).await;
+    let _workers = world.workers().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world.run_is(run, "succeeded").await;
+    world.run_is(parked, "queued").await;
+}
