@@ -382,10 +382,11 @@ fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
     rows.iter().map(|row| row.try_get("run_id")).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
 }
 
-/// Ends an effect transaction without its effect. The connection returns to its pool only where the rollback was answered in time.
-pub(crate) async fn roll_back(pools: &Pools, connection: Object) {
-    let answered = tokio::time::timeout(Duration::from_secs(5), connection.batch_execute("rollback")).await;
-    if !matches!(answered, Ok(Ok(()))) {
+/// Ends an effect transaction without its effect. The connection returns to its pool only where the session is of further use, and
+/// the rollback was answered in time.
+pub(crate) async fn roll_back(pools: &Pools, connection: Object, gone: bool) {
+    let rollback = async { !gone && connection.batch_execute("rollback").await.is_ok() };
+    if tokio::time::timeout(Duration::from_secs(5), rollback).await != Ok(true) {
         pools.discard(connection);
     }
 }

@@ -28,7 +28,7 @@ use super::{Worker, holds::Hold, settle::Settle};
 const LAST_RECEIVE: i32 = 5;
 /// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
-/// First wait after an interruption.
+/// Wait after the first interruption; doubled at each.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Attempt {
@@ -149,7 +149,7 @@ impl Attempt {
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
     async fn commit(&self, connection: Object, outcome: Option<&str>) -> Result<(), Error> {
         if let Err(error) = ledger::succeed(&connection, &self.started, outcome).await {
-            ledger::roll_back(&self.worker.pools, connection).await;
+            ledger::roll_back(&self.worker.pools, connection, error.session_is_gone()).await;
             return Err(error);
         }
         match connection.batch_execute("commit").await {
@@ -175,7 +175,7 @@ impl Attempt {
         let mut gone = error.session_gone();
         if let Some(effect) = effect {
             gone |= effect.is_closed();
-            ledger::roll_back(&self.worker.pools, effect.into_connection()).await;
+            ledger::roll_back(&self.worker.pools, effect.into_connection(), gone).await;
         }
         if gone && !error.is_permanent() { self.interrupt(&error.text()).await } else { self.record(error).await }
     }

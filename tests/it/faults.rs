@@ -172,3 +172,21 @@ async fn a_run_parked_at_infinity_stops_no_other() {
     world.run_is(run, "succeeded").await;
     world.run_is(parked, "queued").await;
 }
+
+#[tokio::test]
+async fn a_session_that_became_read_only_is_used_no_more_and_its_runs_wait_longer_each_time() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    let run = world.dispatch("t.sql", r#"{"q":"set transaction read only"}"#).await;
+    let interrupted = "select count(*) from work.run_events where event = 'interrupted'";
+    world.count_is(interrupted, 3).await;
+    let last: f64 = world
+        .one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs where run_id = $1", &[&run])
+        .await
+        .get(0);
+    assert!(last > 2.0, "after the third interruption it waits {last} s");
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'monalisa effect'";
+    world.count_is(sessions, 0).await;
+    let row = world.one("select failures, crashes from work.task_runs where run_id = $1", &[&run]).await;
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (0, 0));
+}
