@@ -190,3 +190,36 @@ async fn a_session_that_became_read_only_is_used_no_more_and_its_runs_wait_longe
     let row = world.one("select failures, crashes from work.task_runs where run_id = $1", &[&run]).await;
     assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (0, 0));
 }
+
+#[tokio::test]
+async fn deletes_that_are_refused_hold_up_no_retry() {
+    let world = World::new().await;
+    world.sqs.fault(r#"{"op":"DeleteMessageBatch","mode":"throttle"}"#).unwrap();
+    let _workers = world.workers().await;
+    for _ in 0..40 {
+        world.dispatch("t.ok", "{}").await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 40).await;
+    let began = Instant::now();
+    let run = world.dispatch("t.transient", r#"{"n":2}"#).await;
+    world.run_is(run, "succeeded").await;
+    // Its message is hidden twice for 50 ms; with two minutes of visibility nothing else brings it back.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn deletes_that_are_refused_for_a_while_leave_nothing_behind() {
+    let world = World::new().await;
+    world.sqs.fault(r#"{"op":"DeleteMessageBatch","mode":"throttle"}"#).unwrap();
+    let _workers = world.start(&[RELAY, SHORT]).await;
+    for _ in 0..15 {
+        world.dispatch("t.ok", "{}").await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 15).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    world.sqs.clear_faults();
+    world.messages_are("default", 0).await;
+    world.messages_are("default-dlq", 0).await;
+    assert_exactly_once(&world, 15).await;
+    assert_eq!(world.count("select sum(starts) from work.task_runs").await, 15, "no handler ran again");
+}
