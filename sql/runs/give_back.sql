@@ -12,7 +12,7 @@ with u as (
   update work.task_runs r
      set status = 'queued', token = null, lease_expires_at = null,
          interruptions = r.interruptions + $5::int4,
-         available_at = clock_timestamp() + make_interval(secs => $4 * case when $5 then 1 << least(r.interruptions, 6) else 1 end)
+         available_at = clock_timestamp() + make_interval(secs => $4::float8 * case when $5 then 1 << least(r.interruptions, 6) else 1 end)
     from unnest($1::uuid[], $2::uuid[]) m (run_id, token)
    where r.run_id = m.run_id and r.token = m.token
      and (not $5 or r.interruptions < 20)
