@@ -223,3 +223,21 @@ async fn deletes_that_are_refused_for_a_while_leave_nothing_behind() {
     assert_exactly_once(&world, 15).await;
     assert_eq!(world.count("select sum(starts) from work.task_runs").await, 15, "no handler ran again");
 }
+
+#[tokio::test]
+async fn a_slow_send_puts_off_no_row_that_was_committed_late() {
+    let world = World::new().await;
+    // Its transaction commits long after its row became due, so that only a look at everything finds it.
+    let mut other = connect(&world.url(None)).await;
+    let late = other.transaction().await.unwrap();
+    late.execute("select work.dispatch('t.ok', '{}', 1)", &[]).await.unwrap();
+    world.sqs.fault(r#"{"op":"SendMessageBatch","mode":"delay","delay_ms":3000,"times":1}"#).unwrap();
+    let run = world.dispatch("t.ok", "{}").await;
+    let _workers = world.workers().await;
+    world.run_is(run, "succeeded").await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    late.commit().await.unwrap();
+    let began = Instant::now();
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 2).await;
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
