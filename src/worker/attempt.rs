@@ -4,7 +4,11 @@
 //! comes back and is judged as over. A COMMIT whose answer is lost is decided by a fenced update on another session, which waits
 //! for the row lock of the unanswered one (I2).
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use deadpool_postgres::Object;
 use futures_util::FutureExt;
@@ -28,6 +32,8 @@ use super::{Worker, holds::Hold, settle::Settle};
 const LAST_RECEIVE: i32 = 5;
 /// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
+/// How long a stopping process tries to reach PostgreSQL; part of what the stop budget keeps in reserve.
+const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(3);
 /// Wait after the first interruption; doubled at each.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -247,11 +253,17 @@ impl Attempt {
     async fn give_back(&self) -> Fate {
         let runs = [(self.started.run_id, self.started.token)];
         let reason = "the process stopped before the run was finished";
-        let given = async {
+        let give = async || {
             let mut connection = database::get(&self.worker.pools.record).await?;
             ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await
         };
-        match given.await {
+        let began = Instant::now();
+        let mut given = give().await;
+        while given.as_ref().is_err_and(Error::session_is_gone) && began.elapsed() < GIVE_BACK_PATIENCE {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            given = give().await;
+        }
+        match given {
             Ok(given) if given.is_empty() => Fate::Leave,
             Ok(_) => {
                 tracing::info!("given back: the process stops");

@@ -241,3 +241,26 @@ async fn a_slow_send_puts_off_no_row_that_was_committed_late() {
     world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 2).await;
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
+
+#[tokio::test]
+async fn a_drain_that_meets_a_restart_of_postgresql_counts_no_crash() {
+    let world = World::new().await;
+    let mut worker = world.start(&[RELAY, ("MONALISA_STOP_TIMEOUT_MS", "8000")]).await;
+    let run = world.dispatch("t.sleep", r#"{"s":60}"#).await;
+    world.run_is(run, "running").await;
+    let name: String = world.one("select current_database()::text", &[]).await.get(0);
+    let admin = connect(&world.url(None).replace(&name, "postgres")).await;
+    worker.signal("TERM");
+    let cut = Instant::now() + Duration::from_secs(3);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    admin.batch_execute(&format!("alter database {name} allow_connections false")).await.unwrap();
+    admin
+        .execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and application_name like 'monalisa%'", &[&name])
+        .await
+        .unwrap();
+    tokio::time::sleep_until((cut + Duration::from_secs(1)).into()).await;
+    admin.batch_execute(&format!("alter database {name} allow_connections true")).await.unwrap();
+    worker.exit().await;
+    world.run_is(run, "queued").await;
+    assert_eq!(world.trail(run).await, ["started", "given_back"]);
+}
