@@ -133,6 +133,8 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
     let serve = CancellationToken::new();
     tokio::spawn(health::serve(health.clone(), listener, serve.clone()));
 
+    // Listened to before the first receive: a signal during the boot drains too.
+    let mut signals = Signals::new()?;
     let background = TaskTracker::new();
     let (local, woken) = watch::channel(());
     let stop_relay = CancellationToken::new();
@@ -150,7 +152,7 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
         state: Arc::new(state),
         slots,
         holds: Holds::default(),
-        settlers: Settlers::start(&sqs, &config.queues, |future| drop(background.spawn(future))),
+        settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
         database: parts.pulse("database"),
         wakes: Wakes { local, valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
         handlers: handlers.handle().clone(),
@@ -180,7 +182,6 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
         "ready"
     );
 
-    let mut signals = Signals::new()?;
     tokio::select! {
         () = signals.next() => {}
         () = parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
@@ -239,8 +240,8 @@ async fn drain(
     }
     stop_relay.cancel();
     background.close();
-    // Settlers end with the worker itself; beats and relay end here.
-    let _ = tokio::time::timeout(Duration::from_millis(500), background.wait()).await;
+    // Settlers have nothing left and end with the worker itself. A pass of the relay that is cut off leaves its rows pending.
+    let _ = tokio::time::timeout(Duration::from_secs(1), background.wait()).await;
 }
 
 #[allow(clippy::too_many_arguments, reason = "called once, and each is a part of the process")]
