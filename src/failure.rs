@@ -60,7 +60,7 @@ impl TaskError {
         TaskError::permanent("NOT_FOUND", text)
     }
 
-    /// For a transient error: the wait before the next attempt, instead of the backoff.
+    /// For a transient error: the wait before the next attempt, instead of the backoff; at most a year.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);

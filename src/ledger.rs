@@ -344,13 +344,15 @@ pub(crate) async fn renew(connection: &mut Object, run_ids: &[Uuid]) -> Result<(
     commit(transaction, sql::runs::LOCK_UNFINISHED.name).await
 }
 
-/// Sends waiting runs back through the outbox with a delay, because their unit is full here.
-pub(crate) async fn postpone(connection: &mut Object, run_ids: &[Uuid], delay: Duration) -> Result<(), Error> {
+/// Sends a waiting run back through the outbox with a delay, because its unit is full here; false where it does not wait any more.
+pub(crate) async fn postpone(connection: &mut Object, run_id: Uuid, delay: Duration) -> Result<bool, Error> {
     let transaction = begin(connection).await?;
-    let delay = delay.as_secs_f64();
-    let waiting = ids(&rows(&transaction, sql::runs::POSTPONE, &[&run_ids, /* delay_s */ &delay]).await?, sql::runs::POSTPONE)?;
-    reissue(&transaction, &waiting).await?;
-    commit(transaction, sql::runs::POSTPONE.name).await
+    let postponed = !rows(&transaction, sql::runs::POSTPONE, &[&run_id, /* delay_s */ &delay.as_secs_f64()]).await?.is_empty();
+    if postponed {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::POSTPONE.name).await?;
+    Ok(postponed)
 }
 
 /// Writes what a handler reports.
@@ -380,10 +382,11 @@ fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
     rows.iter().map(|row| row.try_get("run_id")).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
 }
 
-/// Ends an effect transaction without its effect. The connection returns to its pool only where the rollback was answered in time.
-pub(crate) async fn roll_back(pools: &Pools, connection: Object) {
-    let answered = tokio::time::timeout(Duration::from_secs(5), connection.batch_execute("rollback")).await;
-    if !matches!(answered, Ok(Ok(()))) {
+/// Ends an effect transaction without its effect. The connection returns to its pool only where the session is of further use, and
+/// the rollback was answered in time.
+pub(crate) async fn roll_back(pools: &Pools, connection: Object, gone: bool) {
+    let rollback = async { !gone && connection.batch_execute("rollback").await.is_ok() };
+    if tokio::time::timeout(Duration::from_secs(5), rollback).await != Ok(true) {
         pools.discard(connection);
     }
 }

@@ -114,7 +114,7 @@ impl Process {
             state: Arc::new(state),
             slots,
             holds: Holds::default(),
-            settlers: Settlers::start(&sqs, &config.queues, |future| drop(background.spawn(future))),
+            settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
@@ -212,8 +212,8 @@ impl Process {
         }
         self.stop_relay.cancel();
         self.background.close();
-        // Settlers end with the worker itself; beats and relay end here.
-        let _ = tokio::time::timeout(Duration::from_millis(500), self.background.wait()).await;
+        // Settlers have nothing left and end with the worker itself. A pass of the relay that is cut off leaves its rows pending.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.background.wait()).await;
     }
 
     /// Two more rounds of the relay carry what was just given back: one may have begun before.

@@ -98,9 +98,10 @@ impl Look {
         }
     }
 
-    fn looked(&mut self, from: &From, began: Instant, last: Option<String>) {
+    /// `cost` is what the look took of PostgreSQL's time, not of SQS's.
+    fn looked(&mut self, from: &From, began: Instant, cost: Duration, last: Option<String>) {
         if *from == From::TheStart {
-            self.full_at = Instant::now() + FULL_LOOK.max(began.elapsed() * 20);
+            self.full_at = Instant::now() + FULL_LOOK.max(cost * 20);
         }
         self.next = last.map_or(NextLook::Since(began), NextLook::After);
     }
@@ -133,7 +134,7 @@ impl Relay {
                 if state.now {
                     due.push((queue, table));
                 } else {
-                    self.look(queue, table).looked(&from, began, None);
+                    self.look(queue, table).looked(&from, began, began.elapsed(), None);
                 }
             }
         }
@@ -179,11 +180,12 @@ impl Relay {
             .await
             .map_err(Error::postgres("relay begin"))?;
         let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
+        let cost = began.elapsed();
         // Until this pass has committed everything it claimed, its rows are looked for again.
         self.look(queue, table).next = NextLook::Full;
         if rows.is_empty() {
             transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
-            self.look(queue, table).looked(&from, began, None);
+            self.look(queue, table).looked(&from, began, cost, None);
             return Ok(false);
         }
         let outcome = self.send(queue, &rows, began).await;
@@ -196,7 +198,7 @@ impl Relay {
         transaction.commit().await.map_err(Error::postgres("relay commit"))?;
         if outcome.sent.len() + outcome.not_sent.len() == rows.len() {
             let full = rows.len() as i64 == limit;
-            self.look(queue, table).looked(&from, began, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+            self.look(queue, table).looked(&from, began, cost, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
         }
         Ok(true)
     }
@@ -396,9 +398,9 @@ mod tests {
         let now = Instant::now();
         let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60) };
         assert_eq!(look.from(), From::TheStart);
-        look.looked(&From::TheStart, now, Some("2026-01-01".to_owned()));
+        look.looked(&From::TheStart, now, Duration::ZERO, Some("2026-01-01".to_owned()));
         assert_eq!(look.from(), From::Row("2026-01-01".to_owned()));
-        look.looked(&From::Row(String::new()), now, None);
+        look.looked(&From::Row(String::new()), now, Duration::ZERO, None);
         assert!(matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
         look.full_at = Instant::now();
         assert_eq!(look.from(), From::TheStart, "now and then everything is looked at");

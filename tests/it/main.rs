@@ -6,6 +6,7 @@ mod client;
 mod config;
 mod docs;
 mod enqueue;
+mod faults;
 mod flow;
 mod health;
 mod idempotency;

@@ -1,0 +1,266 @@
+//! What goes wrong at the worst moment: answers lost, sessions ended, queues frozen, processes stopped and killed under load.
+
+use std::time::{Duration, Instant};
+
+use monalisa::sql::runs;
+use uuid::Uuid;
+
+use crate::support::{World, connect, wait_for};
+
+/// Visibility in seconds, short enough for a test.
+const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
+const RELAY: (&str, &str) = ("MONALISA_RELAY", "true");
+const UNFINISHED: &str = "select count(*) from work.task_runs where status in ('queued', 'running', 'retrying')";
+
+/// Nothing lost and nothing doubled: each run has succeeded, its effect is there once, and its trail says so.
+async fn assert_exactly_once(world: &World, runs: i64) {
+    for (what, sql, expected) in [
+        ("runs that succeeded", "select count(*) from work.task_runs where status = 'succeeded'", runs),
+        ("effects", "select count(*) from public.effects", runs),
+        ("effects of different runs", "select count(distinct run_id) from public.effects", runs),
+        (
+            "effects without a run that succeeded",
+            "select count(*) from public.effects e left join work.task_runs r using (run_id) where r.status is distinct from 'succeeded'",
+            0,
+        ),
+        ("successes in the trail", "select count(*) from work.run_events where event = 'succeeded'", runs),
+        (
+            "events after the success",
+            "select count(*) from work.run_events s join work.run_events e on e.run_id = s.run_id and e.id > s.id where s.event = 'succeeded'",
+            0,
+        ),
+        (
+            "attempts that have no end in the trail, or no beginning",
+            "select count(*) from (
+               select count(*) filter (where event = 'started') as starts,
+                      count(*) filter (where event in ('succeeded', 'failed', 'retrying', 'interrupted', 'given_back', 'lost')) as ends
+                 from work.run_events group by run_id) t where starts <> ends",
+            0,
+        ),
+        ("more than five", "select count(*) from work.task_runs where failures + crashes > 5", 0),
+        ("rows that were not sent", "select count(*) from work.outbox_messages where sent_at is null", 0),
+    ] {
+        assert_eq!(world.count(sql).await, expected, "{what}");
+    }
+}
+
+/// Sessions of the runtime that are in a transaction and do nothing.
+async fn idle_in_transaction(world: &World) -> i64 {
+    world
+        .count("select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%' and application_name like 'monalisa%'")
+        .await
+}
+
+#[tokio::test]
+async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanwhile() {
+    let world = World::new().await;
+    // Half of the slots are soon filled by waiting messages; whatever comes then is sent back through the outbox.
+    let few = ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
+    let mut first = world.start(&[RELAY, SHORT, few, ("QUEUES", "default")]).await;
+    for _ in 0..20 {
+        world.dispatch("t.single", r#"{"s":300}"#).await;
+    }
+    let postponed = "select count(*) from work.task_runs where status = 'queued' and available_at > created_at + interval '10 s'";
+    wait_for("a full unit", async || (world.count(postponed).await > 0).then_some(())).await;
+    let mut other = connect(&world.url(None)).await;
+    let locked = other.transaction().await.unwrap();
+    let run: Uuid = locked.query_one("select work.dispatch('t.single', '{\"s\":0}', 1, delay => '1 second')", &[]).await.unwrap().get(0);
+    locked.commit().await.unwrap();
+    let locked = other.transaction().await.unwrap();
+    locked.execute("select from work.task_runs where run_id = $1 for update", &[&run]).await.unwrap();
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+                  and application_name like 'monalisa%'";
+    wait_for("the worker to send it back", async || (world.count(waits).await > 0).then_some(())).await;
+    // Another worker got hold of a copy, started it, and dies.
+    locked
+        .execute(
+            "update work.task_runs set status = 'running', starts = 1, token = gen_random_uuid(), started_at = clock_timestamp(),
+               lease_expires_at = clock_timestamp() + interval '2 s', worker = 'another' where run_id = $1",
+            &[&run],
+        )
+        .await
+        .unwrap();
+    locked.commit().await.unwrap();
+    wait_for("the worker to go on", async || (world.count(waits).await == 0).then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    first.kill();
+    world.db.execute("delete from work.outbox_messages where run_id <> $1", &[&run]).await.unwrap();
+    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", "t.single=50")]).await;
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
+}
+
+#[tokio::test]
+async fn a_lease_lasts_until_the_next_heartbeat_however_long_sqs_was_away() {
+    let world = World::new().await;
+    world
+        .db
+        .batch_execute(
+            "create table public.leases (length float8);
+             create function public.note_lease() returns trigger language plpgsql security definer as $$ begin
+               insert into public.leases values (extract(epoch from new.lease_expires_at - clock_timestamp())); return null; end $$;
+             create trigger note_lease after update on work.task_runs for each row
+               when (new.status = 'running' and old.status <> 'running') execute function public.note_lease();",
+        )
+        .await
+        .unwrap();
+    world.sqs.fault(r#"{"op":"ChangeMessageVisibilityBatch","mode":"error","status":500}"#).unwrap();
+    let _worker = world.start(&[RELAY, SHORT]).await;
+    for _ in 0..2 {
+        world.dispatch("t.single", r#"{"s":5}"#).await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 2).await;
+    let shortest: f64 = world.one("select min(length) from public.leases", &[]).await.get(0);
+    assert!(shortest > 1.0, "a lease of {shortest} s where the heartbeat comes each second");
+    assert_exactly_once(&world, 2).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_no_calendar_holds_is_cut_and_holds_up_nothing() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    let run = world.dispatch("t.patient", "{}").await;
+    world.run_is(run, "retrying").await;
+    assert_eq!(world.trail(run).await, ["started", "retrying"]);
+    world.messages_are("default", 0).await;
+}
+
+#[tokio::test]
+async fn a_deferral_shortens_no_backoff() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world
+        .db
+        .execute("update work.task_runs set available_at = clock_timestamp() + interval '10 minutes' where run_id = $1", &[&run])
+        .await
+        .unwrap();
+    let delay: f64 = world.one(runs::DEFER.text, &[&run, &"w"]).await.get("delay_s");
+    let wait: f64 = world.one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs", &[]).await.get(0);
+    assert!(delay == 15.0 && wait > 590.0, "{wait} s");
+}
+
+#[tokio::test]
+async fn a_lapsed_lease_met_by_a_worker_that_does_not_know_the_unit_makes_no_sixth_try() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world
+        .db
+        .execute(
+            "update work.task_runs set status = 'running', failures = 4, starts = 5, token = gen_random_uuid(),
+               started_at = clock_timestamp(), lease_expires_at = clock_timestamp() where run_id = $1",
+            &[&run],
+        )
+        .await
+        .unwrap();
+    // It was judged before the attempt that lapsed now had begun.
+    assert!(world.db.query(runs::DEFER.text, &[&run, &"w"]).await.unwrap().is_empty(), "to be judged again: it is condemned");
+    let _workers = world.workers().await;
+    world.run_is(run, "failed").await;
+    assert_eq!(world.trail(run).await, ["started", "lost", "failed"]);
+}
+
+#[tokio::test]
+async fn a_run_parked_at_infinity_stops_no_other() {
+    let world = World::new().await;
+    let parked = world.dispatch("t.ok", "{}").await;
+    let envelope: String = world.one("select envelope::text from work.outbox_messages where run_id = $1", &[&parked]).await.get(0);
+    world.db.execute("update work.task_runs set available_at = 'infinity' where run_id = $1", &[&parked]).await.unwrap();
+    world.send("default", &envelope).await;
+    let _workers = world.workers().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world.run_is(run, "succeeded").await;
+    world.run_is(parked, "queued").await;
+}
+
+#[tokio::test]
+async fn a_session_that_became_read_only_is_used_no_more_and_its_runs_wait_longer_each_time() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    let run = world.dispatch("t.sql", r#"{"q":"set transaction read only"}"#).await;
+    let interrupted = "select count(*) from work.run_events where event = 'interrupted'";
+    world.count_is(interrupted, 3).await;
+    let last: f64 = world
+        .one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs where run_id = $1", &[&run])
+        .await
+        .get(0);
+    assert!(last > 2.0, "after the third interruption it waits {last} s");
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'monalisa effect'";
+    world.count_is(sessions, 0).await;
+    let row = world.one("select failures, crashes from work.task_runs where run_id = $1", &[&run]).await;
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (0, 0));
+}
+
+#[tokio::test]
+async fn deletes_that_are_refused_hold_up_no_retry() {
+    let world = World::new().await;
+    world.sqs.fault(r#"{"op":"DeleteMessageBatch","mode":"throttle"}"#).unwrap();
+    let _workers = world.workers().await;
+    for _ in 0..40 {
+        world.dispatch("t.ok", "{}").await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 40).await;
+    let began = Instant::now();
+    let run = world.dispatch("t.transient", r#"{"n":2}"#).await;
+    world.run_is(run, "succeeded").await;
+    // Its message is hidden twice for 50 ms; with two minutes of visibility nothing else brings it back.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn deletes_that_are_refused_for_a_while_leave_nothing_behind() {
+    let world = World::new().await;
+    world.sqs.fault(r#"{"op":"DeleteMessageBatch","mode":"throttle"}"#).unwrap();
+    let _workers = world.start(&[RELAY, SHORT]).await;
+    for _ in 0..15 {
+        world.dispatch("t.ok", "{}").await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 15).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    world.sqs.clear_faults();
+    world.messages_are("default", 0).await;
+    world.messages_are("default-dlq", 0).await;
+    assert_exactly_once(&world, 15).await;
+    assert_eq!(world.count("select sum(starts) from work.task_runs").await, 15, "no handler ran again");
+}
+
+#[tokio::test]
+async fn a_slow_send_puts_off_no_row_that_was_committed_late() {
+    let world = World::new().await;
+    // Its transaction commits long after its row became due, so that only a look at everything finds it.
+    let mut other = connect(&world.url(None)).await;
+    let late = other.transaction().await.unwrap();
+    late.execute("select work.dispatch('t.ok', '{}', 1)", &[]).await.unwrap();
+    world.sqs.fault(r#"{"op":"SendMessageBatch","mode":"delay","delay_ms":3000,"times":1}"#).unwrap();
+    let run = world.dispatch("t.ok", "{}").await;
+    let _workers = world.workers().await;
+    world.run_is(run, "succeeded").await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    late.commit().await.unwrap();
+    let began = Instant::now();
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 2).await;
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_drain_that_meets_a_restart_of_postgresql_counts_no_crash() {
+    let world = World::new().await;
+    let mut worker = world.start(&[RELAY, ("MONALISA_STOP_TIMEOUT_MS", "8000")]).await;
+    let run = world.dispatch("t.sleep", r#"{"s":60}"#).await;
+    world.run_is(run, "running").await;
+    let name: String = world.one("select current_database()::text", &[]).await.get(0);
+    let admin = connect(&world.url(None).replace(&name, "postgres")).await;
+    worker.signal("TERM");
+    let cut = Instant::now() + Duration::from_secs(3);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    admin.batch_execute(&format!("alter database {name} allow_connections false")).await.unwrap();
+    admin
+        .execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and application_name like 'monalisa%'", &[&name])
+        .await
+        .unwrap();
+    tokio::time::sleep_until((cut + Duration::from_secs(1)).into()).await;
+    admin.batch_execute(&format!("alter database {name} allow_connections true")).await.unwrap();
+    worker.exit().await;
+    world.run_is(run, "queued").await;
+    assert_eq!(world.trail(run).await, ["started", "given_back"]);
+}
