@@ -55,7 +55,8 @@ async fn idle_in_transaction(world: &World) -> i64 {
 async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanwhile() {
     let world = World::new().await;
     // Half of the slots are soon filled by waiting messages; whatever comes then is sent back through the outbox.
-    let few = ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
+    let few =
+        ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
     let mut first = world.start(&[RELAY, SHORT, few, ("QUEUES", "default")]).await;
     for _ in 0..20 {
         world.dispatch("t.single", r#"{"s":300}"#).await;
@@ -255,7 +256,10 @@ async fn a_drain_that_meets_a_restart_of_postgresql_counts_no_crash() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     admin.batch_execute(&format!("alter database {name} allow_connections false")).await.unwrap();
     admin
-        .execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and application_name like 'monalisa%'", &[&name])
+        .execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and application_name like 'monalisa%'",
+            &[&name],
+        )
         .await
         .unwrap();
     tokio::time::sleep_until((cut + Duration::from_secs(1)).into()).await;
