@@ -264,3 +264,20 @@ async fn a_drain_that_meets_a_restart_of_postgresql_counts_no_crash() {
     world.run_is(run, "queued").await;
     assert_eq!(world.trail(run).await, ["started", "given_back"]);
 }
+
+#[tokio::test]
+async fn a_handler_that_changes_its_role_or_session_disturbs_nobody_not_even_itself() {
+    let world = World::new().await;
+    let _workers = world.start(&[RELAY, ("MONALISA_CONCURRENCY", "t.sql=1,t.ok=1,t.look=1,t.sleep=1")]).await;
+    world.db.batch_execute("grant test_api to test_worker").await.unwrap();
+    for q in ["set local role test_api", "set role test_api", "set search_path = pg_temp", "select pg_advisory_lock(1)"] {
+        let run = world.one("select work.dispatch('t.sql', jsonb_build_object('q', $1::text), 1)", &[&q]).await.get(0);
+        world.run_is(run, "succeeded").await;
+        assert_eq!(world.trail(run).await, ["started", "succeeded"], "{q}");
+    }
+    for _ in 0..10 {
+        let run = world.dispatch("t.sql", r#"{"q":"select pg_sleep(0.01)"}"#).await;
+        world.run_is(run, "succeeded").await;
+        assert_eq!(world.trail(run).await, ["started", "succeeded"]);
+    }
+}
