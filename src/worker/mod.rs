@@ -145,7 +145,9 @@ impl Slots {
 
     /// Enters the messages that wait for a slot, unless they already fill half of the process's slots.
     pub(crate) fn enter_waiting(&self) -> bool {
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < (self.total / 2).max(1)).then_some(waiting + 1)).is_ok()
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < (self.total / 2).max(1)).then_some(waiting + 1))
+            .is_ok()
     }
 
     pub(crate) fn leave_waiting(&self) {
