@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use deadpool_postgres::{GenericClient, Object, Transaction};
+use futures_util::future::join;
 use tokio_postgres::{IsolationLevel, Row};
 use uuid::Uuid;
 
@@ -202,21 +203,29 @@ pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec
     lost.collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::EXTEND.name))
 }
 
+/// A new transaction, free of what an earlier handler left in the session: role, settings, cursors, temporary tables, locks.
+const BEGIN_EFFECT: &str = "begin isolation level read committed read write; close all; set session authorization default; reset all; \
+                            unlisten *; discard temp; select pg_advisory_unlock_all()";
+
 /// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
 pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
-    let begin = "begin isolation level read committed read write";
-    let limit = format!(
-        "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0",
+    let settings = format!(
+        "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0; \
+         set local timezone = 'UTC'; set local client_min_messages = 'warning'",
         idle.as_millis()
     );
-    connection.batch_execute(&format!("{begin}; {limit}")).await.map_err(Error::postgres("effect begin"))?;
+    connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}")).await.map_err(Error::postgres("effect begin"))?;
     let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();
     rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &run.unit, /* token */ &run.token.to_string()]).await.map(drop)
 }
 
 /// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
+/// The handler may have changed its role; whoever it is now may not finish runs. Both statements go in one round trip.
 pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>) -> Result<(), Error> {
-    rows(connection, sql::runs::SUCCEED, &[&run.run_id, &run.token, &outcome]).await.map(drop)
+    let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&run.run_id, &run.token, &outcome];
+    let (own_role, done) = join(connection.batch_execute("set local role none"), rows(connection, sql::runs::SUCCEED, parameters)).await;
+    own_role.map_err(Error::postgres(sql::runs::SUCCEED.name))?;
+    done.map(drop)
 }
 
 /// Finishes a run whose handler used no effect transaction.

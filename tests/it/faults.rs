@@ -51,6 +51,24 @@ async fn idle_in_transaction(world: &World) -> i64 {
         .await
 }
 
+/// Dispatches runs that take a moment, some in SQL and some asleep.
+async fn load(world: &World, runs: i32) {
+    world
+        .db
+        .execute(
+            "select case when i % 2 = 0 then work.dispatch('t.sleep', jsonb_build_object('s', 0.02 * (i % 7)), 1 + i % 5)
+                         else work.dispatch('t.sql', '{\"q\":\"select pg_sleep(0.03)\"}', 1 + i % 5) end
+               from generate_series(1, $1) i",
+            &[&runs],
+        )
+        .await
+        .unwrap();
+}
+
+fn pause() -> Duration {
+    Duration::from_millis(50 + u64::from(Uuid::new_v4().as_bytes()[0]) * 2)
+}
+
 #[tokio::test]
 async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanwhile() {
     let world = World::new().await;
@@ -267,4 +285,163 @@ async fn a_drain_that_meets_a_restart_of_postgresql_counts_no_crash() {
     worker.exit().await;
     world.run_is(run, "queued").await;
     assert_eq!(world.trail(run).await, ["started", "given_back"]);
+}
+
+#[tokio::test]
+async fn a_handler_that_changes_its_role_or_session_disturbs_nobody_not_even_itself() {
+    let world = World::new().await;
+    let _workers = world.start(&[RELAY, ("MONALISA_CONCURRENCY", "t.sql=1,t.ok=1,t.look=1,t.sleep=1")]).await;
+    world.db.batch_execute("grant test_api to test_worker").await.unwrap();
+    for q in ["set local role test_api", "set role test_api", "set search_path = pg_temp", "select pg_advisory_lock(1)"] {
+        let run = world.one("select work.dispatch('t.sql', jsonb_build_object('q', $1::text), 1)", &[&q]).await.get(0);
+        world.run_is(run, "succeeded").await;
+        assert_eq!(world.trail(run).await, ["started", "succeeded"], "{q}");
+    }
+    for _ in 0..10 {
+        let run = world.dispatch("t.sql", r#"{"q":"select pg_sleep(0.01)"}"#).await;
+        world.run_is(run, "succeeded").await;
+        assert_eq!(world.trail(run).await, ["started", "succeeded"]);
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_tenant_is_gone_fails_with_that_reason_and_frees_its_slot() {
+    let world = World::new().await;
+    let _workers = world.start(&[RELAY, ("MONALISA_CONCURRENCY", "t.permanent=1")]).await;
+    let run: Uuid = world.one("select work.dispatch('t.permanent', '{\"msg\":\"x\"}', 20, delay => '1 second')", &[]).await.get(0);
+    world
+        .db
+        .batch_execute(
+            "create function public.lose_tenant() returns trigger language plpgsql security definer as $$ begin
+               delete from work.outbox_messages where run_id = new.run_id; delete from public.tenants where id = 20; return null; end $$;
+             create trigger lose_tenant after update on work.task_runs for each row
+               when (new.status = 'running' and old.status <> 'running') execute function public.lose_tenant();",
+        )
+        .await
+        .unwrap();
+    world.run_is(run, "failed").await;
+    let error: String = world.one("select last_error from work.task_runs where run_id = $1", &[&run]).await.get(0);
+    assert!(error.starts_with("TENANT_GONE: "), "{error}");
+    world.messages_are("default", 0).await;
+    world.messages_are("default-dlq", 0).await;
+    let next = world.dispatch("t.permanent", r#"{"msg":"x"}"#).await;
+    world.run_is(next, "failed").await;
+}
+
+#[tokio::test]
+async fn sessions_that_are_ended_at_random_cost_no_failure_and_no_effect() {
+    let world = World::new().await;
+    let _workers = [world.start(&[RELAY, SHORT]).await, world.start(&[SHORT]).await];
+    load(&world, 200).await;
+    let mut ended = 0;
+    while world.count(UNFINISHED).await > 0 {
+        tokio::time::sleep(pause()).await;
+        if ended < 15 {
+            world
+                .db
+                .batch_execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'monalisa%'")
+                .await
+                .unwrap();
+            ended += 1;
+        }
+    }
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, 200).await;
+    assert_eq!(world.count("select sum(failures) from work.task_runs").await, 0, "{ended} ends");
+    assert_eq!(world.count("select count(*) from work.run_events where event in ('failed', 'retrying')").await, 0);
+    assert_eq!(idle_in_transaction(&world).await, 0);
+}
+
+#[tokio::test]
+async fn an_sqs_that_answers_nothing_for_a_while_costs_nothing_but_time() {
+    let world = World::new().await;
+    let _workers = [world.start(&[RELAY]).await, world.start(&[]).await];
+    load(&world, 100).await;
+    world.count_is("select least(count(*), 20) from work.task_runs where status = 'succeeded'", 20).await;
+    for rule in [r#"{"mode":"never_answer"}"#, r#"{"mode":"drop_request"}"#] {
+        world.sqs.fault(rule).unwrap();
+        load(&world, 20).await;
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        world.sqs.clear_faults();
+    }
+    world.count_is(UNFINISHED, 0).await;
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;
+    assert_exactly_once(&world, 140).await;
+    assert_eq!(world.count("select sum(failures + crashes) from work.task_runs").await, 0);
+}
+
+#[tokio::test]
+async fn stops_at_any_moment_use_up_nothing() {
+    let world = World::new().await;
+    load(&world, 300).await;
+    let stop = ("MONALISA_STOP_TIMEOUT_MS", "6100");
+    for _ in 0..10 {
+        let mut worker = world.start(&[RELAY, stop]).await;
+        tokio::time::sleep(pause()).await;
+        let code = worker.stop().await;
+        assert!(code.success(), "{code}");
+        let held = world.count("select count(*) from work.task_runs where status = 'running'").await;
+        assert_eq!(held, 0, "a stopped process holds no run");
+        if world.count(UNFINISHED).await < 50 {
+            load(&world, 100).await;
+        }
+    }
+    let _last = world.start(&[RELAY]).await;
+    world.count_is(UNFINISHED, 0).await;
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, world.count("select count(*) from work.task_runs").await).await;
+    assert_eq!(world.count("select sum(failures + crashes + interruptions) from work.task_runs").await, 0);
+    assert_eq!(idle_in_transaction(&world).await, 0);
+}
+
+#[tokio::test]
+async fn panics_time_outs_cuts_and_kills_leave_no_session_in_a_transaction() {
+    let world = World::new().await;
+    let mut first = world.start(&[RELAY, SHORT, ("MONALISA_STOP_TIMEOUT_MS", "6500")]).await;
+    for unit in ["t.panic", "t.slow", "t.transient"] {
+        let run = world.dispatch(unit, r#"{"n":9}"#).await;
+        world.run_is(run, "failed").await;
+    }
+    for _ in 0..3 {
+        world.dispatch("t.sleep", r#"{"s":30}"#).await;
+        world.dispatch("t.sql", r#"{"q":"select pg_sleep(30)"}"#).await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'running'", 6).await;
+    assert!(first.stop().await.success());
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'monalisa%'";
+    world.count_is(sessions, 0).await;
+    let mut second = world.start(&[RELAY, SHORT]).await;
+    world.count_is("select count(*) from work.task_runs where status = 'running'", 6).await;
+    second.kill();
+    let idle = async || (idle_in_transaction(&world).await == 0).then_some(());
+    wait_for("the sessions of a killed process to end", idle).await;
+    assert_eq!(world.count("select count(*) from public.effects").await, 0);
+}
+
+#[tokio::test]
+async fn kills_and_copies_under_load_lose_nothing_and_double_nothing() {
+    let world = World::new().await;
+    let short = [RELAY, SHORT, ("QUEUES", "default")];
+    let mut workers = Vec::new();
+    for place in 0..3 {
+        workers.push(world.start(if place < 2 { &short } else { &short[1..] }).await);
+    }
+    load(&world, 400).await;
+    let copy = "select envelope::text from work.outbox_messages order by random() limit 20";
+    for round in 0..12 {
+        tokio::time::sleep(pause()).await;
+        for row in world.db.query(copy, &[]).await.unwrap() {
+            world.send("default", row.get(0)).await;
+        }
+        let place = round % 3;
+        workers[place].kill();
+        workers[place] = world.start(if place < 2 { &short } else { &short[1..] }).await;
+    }
+    wait_for("everything to end", async || (world.count(UNFINISHED).await == 0).then_some(())).await;
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, 400).await;
+    assert_eq!(world.count("select sum(failures) from work.task_runs").await, 0);
 }
