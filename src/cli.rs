@@ -117,6 +117,11 @@ enum QueuesCommand {
 fn main(workers: Workers) -> ExitCode {
     let arguments = Arguments::parse();
     start_logs();
+    // A panic is a log line like any other; what a handler's panic becomes is recorded in its run.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(place, "panicked: {}", panic.payload_as_str().unwrap_or("no text"));
+    }));
     let done = match arguments.command {
         None | Some(Command::Run) => Config::from_environment().and_then(|config| process::work(workers.state, config)),
         Some(Command::Migrate) => wait(migrate_database(workers.service_name())),
@@ -133,10 +138,12 @@ fn main(workers: Workers) -> ExitCode {
     }
 }
 
+/// Other crates say only what matters.
+const DEFAULT_FILTER: &str = "info,refinery_core=warn,refinery_core::traits::missing=off,tokio_postgres=warn";
+
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,refinery_core=warn,refinery_core::traits::missing=off"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let terminal = std::io::stderr().is_terminal();
     let pretty = match std::env::var("MONALISA_LOG_FORMAT").as_deref() {
         Ok("json") => false,
@@ -175,6 +182,13 @@ async fn migrate_database(service: &'static str) -> Result<(), Error> {
     }
     for (change, unit) in &migrated.catalogue {
         say(&format!("{change:<9} {unit}"));
+    }
+    let retired = migrated.catalogue.iter().filter(|(change, _)| change == "retired").count();
+    if retired > 0 {
+        say(&format!(
+            "{retired} units were loaded for {service} by another program or version and are retired now: enqueueing them is refused in 7 days; \
+             migrate with the program that has them to restore them"
+        ));
     }
     say(&format!("the schema is at version {}, the catalogue of {service} is loaded", migrated.version));
     Ok(())

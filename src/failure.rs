@@ -93,7 +93,9 @@ impl TaskError {
 
     /// The text, cut to 4 KiB on a character boundary and marked as cut, without characters that jsonb or SQS refuse.
     pub fn text(&self) -> String {
-        storable(&self.text, TEXT_LIMIT)
+        // Errors of our own functions begin with their code, which stands before the text already.
+        let text = self.text.strip_prefix(&*self.code).and_then(|text| text.strip_prefix(": ")).unwrap_or(&self.text);
+        storable(text, TEXT_LIMIT)
     }
 
     /// Whether the database session of the attempt was lost, which is not the handler's failure.

@@ -80,6 +80,8 @@ pub struct Started {
     pub traceparent: Option<String>,
     /// When it started, by the database clock.
     pub started_at: DateTime<Utc>,
+    /// The worker whose lease had lapsed, where this is a take-over.
+    pub lost_worker: Option<String>,
 }
 
 impl Started {
@@ -172,6 +174,7 @@ pub async fn start(client: &impl GenericClient, starts: &[Start], alone: bool, w
                 scheduled_for: row.try_get("scheduled_for")?,
                 traceparent: row.try_get("traceparent")?,
                 started_at: row.try_get("started_at")?,
+                lost_worker: row.try_get("lost_worker")?,
             })
         })
         .collect::<Result<_, _>>()

@@ -61,7 +61,11 @@ async fn run(state: State, config: Config, units: Units, handlers: &Runtime) -> 
         () = process.parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
     }
     let budget = process.config.stop_timeout;
-    tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: nothing new is received or started");
+    tracing::info!(
+        budget_ms = budget.as_millis() as u64,
+        long_poll_ms = process.config.wait.as_millis() as u64,
+        "stopping: nothing new is received or started; a long poll under way is waited for, a second signal exits at once"
+    );
     process.health.set(Phase::Draining);
     tokio::select! {
         () = process.drain() => {
@@ -260,7 +264,14 @@ async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
     let relayed: BTreeSet<_> = if config.relay { crate::queue::Queue::ALL.into_iter().collect() } else { BTreeSet::new() };
     for queue in relayed.into_iter().chain(config.queues.iter().copied()).collect::<BTreeSet<_>>() {
         for target in [Target::Main(queue), Target::DeadLetters(queue)] {
-            if !sqs.exists(target).await? {
+            let exists = sqs.exists(target).await.map_err(|error| {
+                Error::Other(format!(
+                    "{error}; asked for {}: check MONALISA_SQS_ENDPOINT (unset for AWS), MONALISA_SQS_REGION and the AWS credentials \
+                     (MONALISA_SQS_LOCAL_CREDENTIALS=true for a local engine)",
+                    sqs.url(target)
+                ))
+            })?;
+            if !exists {
                 missing.push(sqs.url(target));
             }
         }

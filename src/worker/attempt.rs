@@ -67,7 +67,10 @@ impl Attempt {
     pub(crate) async fn run(self, slot: OwnedSemaphorePermit) {
         let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
         async {
-            tracing::debug!("started");
+            match &self.started.lost_worker {
+                Some(lost_worker) => tracing::warn!(lost_worker, "taken over: the lease of the worker that had it lapsed"),
+                None => tracing::debug!("started"),
+            }
             // The slot is kept until the run is finished: its effect still holds a connection.
             let (ended, _slot) = self.handle(slot).await;
             let fate = match ended {
