@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use monalisa::sql::runs;
+use monalisa::sql::{outbox, runs};
 use uuid::Uuid;
 
-use crate::support::{World, connect, wait_for};
+use crate::support::{World, connect, refusal, wait_for};
 
 /// Visibility in seconds, short enough for a test.
 const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
@@ -444,4 +444,209 @@ async fn kills_and_copies_under_load_lose_nothing_and_double_nothing() {
     world.messages_are("default", 0).await;
     assert_exactly_once(&world, 400).await;
     assert_eq!(world.count("select sum(failures) from work.task_runs").await, 0);
+}
+
+#[tokio::test]
+async fn who_lost_the_lease_changes_nothing() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let (old, new) = (Uuid::new_v4(), Uuid::new_v4());
+    for token in [old, new] {
+        let started =
+            world.db.query(runs::START.text, &[&vec![run], &vec![1], &vec![token], &vec![0.0_f64], &false, &"w", &"on"]).await.unwrap();
+        assert_eq!(started.len(), 1, "each lease lapses at once");
+    }
+    let before: String = world.one("select r::text from work.task_runs r", &[]).await.get(0);
+    let none: Option<&str> = None;
+    let late = world.db.query(runs::SUCCEED_ALONE.text, &[&run, &old, &none]).await;
+    assert_eq!(refusal(late).code().code(), "ML011");
+    let failed = world.db.query(runs::FAIL.text, &[&run, &old, &"LATE", &"too late", &true, &0.0_f64]).await.unwrap();
+    let given = world.db.query(runs::GIVE_BACK.text, &[&vec![run], &vec![old], &"too late", &0.0_f64, &false]).await.unwrap();
+    world.db.query(runs::PROGRESS.text, &[&run, &old, &50]).await.unwrap();
+    let extended = world.one(runs::EXTEND.text, &[&vec![run], &vec![old], &vec![60.0_f64]]).await;
+    assert_eq!((failed.len(), given.len()), (0, 0));
+    assert!(extended.get::<_, bool>("lost") && !extended.get::<_, bool>("renewed"));
+    let after: String = world.one("select r::text from work.task_runs r", &[]).await.get(0);
+    assert_eq!(before, after);
+    assert_eq!(world.trail(run).await, ["started", "lost"]);
+    world.db.query(runs::SUCCEED_ALONE.text, &[&run, &new, &none]).await.unwrap();
+    world.run_is(run, "succeeded").await;
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_the_effect_transaction_itself_does_not_succeed() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    for q in ["commit", "rollback", "commit; begin", "rollback and chain", "commit and chain"] {
+        let run: Uuid = world.one("select work.dispatch('t.sql', jsonb_build_object('q', $1::text), 1)", &[&q]).await.get(0);
+        wait_for("a failure", async || (world.trail(run).await.len() >= 2).then_some(())).await;
+        assert_eq!(world.trail(run).await[..2], ["started", "retrying"], "{q}");
+        let error: String = world.one("select last_error from work.task_runs where run_id = $1", &[&run]).await.get(0);
+        assert!(error.starts_with("TRANSACTION_ENDED: "), "{q}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_of_an_older_generation_starts_nothing() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let envelope: String = world.one("select envelope::text from work.outbox_messages", &[]).await.get(0);
+    world.db.execute("update work.task_runs set generation = 2 where run_id = $1", &[&run]).await.unwrap();
+    let token = vec![Uuid::new_v4()];
+    let start: [&(dyn tokio_postgres::types::ToSql + Sync); 7] = [&vec![run], &vec![1], &token, &vec![60.0_f64], &false, &"w", &"on"];
+    assert!(world.db.query(runs::START.text, &start).await.unwrap().is_empty());
+    world.send("default", &envelope).await;
+    let _worker = world.start(&[]).await;
+    world.messages_are("default", 0).await;
+    world.run_is(run, "queued").await;
+    assert_eq!(world.trail(run).await, [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn a_row_is_marked_once_and_a_claim_waits_for_no_other() {
+    let world = World::new().await;
+    world.dispatch("t.ok", "{}").await;
+    let id: i64 = world.one("select id from work.outbox_messages", &[]).await.get(0);
+    let mut other = connect(&world.url(None)).await;
+    let claim = other.transaction().await.unwrap();
+    let none: (Option<&str>, Option<f64>) = (None, None);
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [&"default", &none.0, &none.1, &10_i64];
+    assert_eq!(claim.query(outbox::CLAIM.text, &parameters).await.unwrap().len(), 1);
+    world.db.batch_execute("set lock_timeout = '1s'").await.unwrap();
+    assert!(world.db.query(outbox::CLAIM.text, &parameters).await.unwrap().is_empty(), "somebody holds it");
+    assert_eq!(claim.execute(outbox::MARK_SENT.text, &[&vec![id]]).await.unwrap(), 1);
+    assert_eq!(claim.execute(outbox::MARK_SENT.text, &[&vec![id]]).await.unwrap(), 0, "a mark is made once");
+    claim.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_arrives_late_overwrites_no_backoff() {
+    let world = World::new().await;
+    // The heartbeat comes every two seconds; the first one hangs until after the failure.
+    world.sqs.fault(r#"{"op":"ChangeMessageVisibilityBatch","mode":"delay","delay_ms":2500,"times":1}"#).unwrap();
+    let _worker = world.start(&[RELAY, ("MONALISA_VISIBILITY_SECONDS", "default=6")]).await;
+    let run = world.dispatch("t.sql", r#"{"q":"select pg_sleep(2.5); select 1/0"}"#).await;
+    wait_for("the second attempt", async || (world.count("select max(starts)::bigint from work.task_runs").await > 1).then_some(())).await;
+    let wait: f64 = world
+        .one(
+            "select extract(epoch from r.started_at - e.at)::float8 from work.task_runs r join work.run_events e using (run_id)
+              where e.event = 'retrying' and r.run_id = $1 order by e.id limit 1",
+            &[&run],
+        )
+        .await
+        .get(0);
+    assert!(wait < 5.0, "a backoff of 100 ms took {wait} s");
+}
+
+#[tokio::test]
+async fn a_worker_killed_in_its_commit_has_not_deleted_its_message() {
+    let world = World::new().await;
+    world
+        .db
+        .batch_execute(
+            "create function public.slow() returns trigger language plpgsql as 'begin perform pg_sleep(30); return null; end';
+             create constraint trigger slow after insert on public.effects deferrable initially deferred for each row execute function public.slow()",
+        )
+        .await
+        .unwrap();
+    let mut first = world.start(&[RELAY, SHORT]).await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let committing = "select count(*) from pg_stat_activity where datname = current_database() and state = 'active' and query = 'commit'";
+    world.count_is(committing, 1).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    first.kill();
+    world
+        .db
+        .batch_execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'monalisa effect';
+             drop trigger slow on public.effects",
+        )
+        .await
+        .unwrap();
+    let _second = world.start(&[RELAY, SHORT]).await;
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, 1).await;
+}
+
+#[tokio::test]
+async fn a_session_lost_in_the_commit_is_decided_by_the_fence() {
+    let world = World::new().await;
+    world
+        .db
+        .batch_execute(
+            "create function public.slow() returns trigger language plpgsql as 'begin perform pg_sleep(2); return null; end';
+             create constraint trigger slow after insert on public.effects deferrable initially deferred for each row execute function public.slow()",
+        )
+        .await
+        .unwrap();
+    let _worker = world.start(&[RELAY]).await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let committing = "select count(*) from pg_stat_activity where datname = current_database() and state = 'active' and query = 'commit'";
+    world.count_is(committing, 1).await;
+    world
+        .db
+        .batch_execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'monalisa effect'")
+        .await
+        .unwrap();
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "interrupted", "started", "succeeded"]);
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, 1).await;
+}
+
+/// Receives the one message of the default queue so many times by hand, and lets go of it.
+async fn received_before(world: &World, times: u32) {
+    let url = world.sqs.queue_url("t-default");
+    for _ in 0..times {
+        let answer = world.queues().await.receive_message().queue_url(&url).visibility_timeout(0).send().await.unwrap();
+        assert_eq!(answer.messages().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_failure_at_the_fifth_receive_and_any_sixth_receive_return_through_the_outbox() {
+    for (receives, trail) in
+        [(4, vec!["started", "retrying", "started", "succeeded"]), (5, vec!["started", "retrying", "started", "succeeded"])]
+    {
+        let world = World::new().await;
+        let mut relay = world.start(&[RELAY, ("QUEUES", "bulk")]).await;
+        let run = world.dispatch("t.transient", r#"{"n":1}"#).await;
+        world.messages_are("default", 1).await;
+        received_before(&world, receives).await;
+        let sent = || world.sqs.calls()["entries"]["SendMessageBatch"].as_u64().unwrap();
+        assert_eq!(sent(), 1);
+        let _worker = world.start(&[]).await;
+        world.run_is(run, "succeeded").await;
+        assert_eq!(world.trail(run).await, trail, "{receives}");
+        assert_eq!(sent(), 2, "{receives}: sent anew");
+        world.messages_are("default", 0).await;
+        world.messages_are("default-dlq", 0).await;
+        relay.kill();
+    }
+}
+
+#[tokio::test]
+async fn a_suspect_runs_alone_and_its_neighbours_finish() {
+    let world = World::new().await;
+    let _worker = world.start(&[RELAY, SHORT]).await;
+    for _ in 0..4 {
+        world.dispatch("t.sleep", r#"{"s":1.5}"#).await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'running'", 4).await;
+    for _ in 0..3 {
+        let run: Uuid =
+            world.one("select work.dispatch('t.sql', '{\"q\":\"select pg_sleep(0.5)\"}', 1, delay => '0.3 seconds')", &[]).await.get(0);
+        world.db.execute("update work.task_runs set crashes = 2 where run_id = $1", &[&run]).await.unwrap();
+    }
+    for _ in 0..20 {
+        world.dispatch("t.sleep", r#"{"s":0.1}"#).await;
+    }
+    world.count_is(UNFINISHED, 0).await;
+    let beside = "select count(*) from work.task_runs a join work.task_runs b on a.run_id <> b.run_id
+                   where a.crashes = 2 and a.started_at < b.finished_at and b.started_at < a.finished_at";
+    assert_eq!(world.count(beside).await, 0, "a suspect had company");
+    world.messages_are("default", 0).await;
+    assert_exactly_once(&world, 27).await;
 }
