@@ -124,7 +124,7 @@ impl Relay {
         for table in Table::BOTH {
             let began = Instant::now();
             let looks: Vec<(Queue, From)> = self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect();
-            for (state, (queue, from)) in outbox::due(&connection, table, &looks).await?.into_iter().zip(looks) {
+            for (state, (queue, from)) in outbox::due(connection, table, &looks).await?.into_iter().zip(looks) {
                 waits.extend(state.wait);
                 if state.now {
                     due.push((queue, table));
@@ -136,10 +136,19 @@ impl Relay {
         due.sort();
         let mut moved = false;
         for (queue, table) in due {
-            moved |= self.pass(&mut connection, queue, table).await?;
+            moved |= self.pass(connection, queue, table).await?;
             if queue > self.queues[0] {
                 for table in Table::BOTH {
-                    moved |= self.pass(&mut connection, self.queues[0], table).await?;
+        let done = self.round(&mut connection).await;
+        if done.is_err() {
+            // It may be lost, or lead to a server that has become read-only for good: the next round has a new one.
+            drop(Object::take(connection));
+        }
+        done
+    }
+
+    async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
+                    moved |= self.pass(connection, self.queues[0], table).await?;
                 }
             }
         }
