@@ -38,6 +38,10 @@ const TARGET_PAUSE: Duration = Duration::from_secs(8);
 const ROW_PAUSE: Duration = Duration::from_secs(60);
 /// Deadline of a probe of a failed target.
 const PROBE_DEADLINE: Duration = Duration::from_millis(500);
+/// Each so-manyth probe has the whole deadline of a send: a target that has become slow is not taken for a dead one for ever.
+const PATIENT_PROBE: u32 = 4;
+/// Refusals of rows are told at most so often.
+const REFUSALS_TOLD: Duration = Duration::from_secs(1);
 /// A drained queue is claimed from so far back: rows of transactions that took longer to commit wait for the next full look.
 const LOOKBACK: Duration = Duration::from_secs(10);
 /// Full looks come at least so far apart, and take at most a twentieth of the time.
@@ -80,6 +84,11 @@ struct Look {
     next: NextLook,
     full_at: Instant,
 }
+
+    /// How long the next send may take.
+    fn patience(&self, limit: Duration) -> Duration {
+        if self.failures.is_multiple_of(PATIENT_PROBE) { limit } else { PROBE_DEADLINE.min(limit) }
+    }
 
 #[derive(Debug, Clone, PartialEq)]
 enum NextLook {
@@ -225,7 +234,8 @@ impl Relay {
         }
         let probe = self.health(target).failures > 0;
         let rows = if probe { &rows[..1] } else { rows };
-        let limit = if probe { PROBE_DEADLINE.min(self.settings.send_timeout) } else { self.settings.send_timeout };
+        let longest = self.settings.send_timeout;
+        let limit = self.health(target).patience(longest);
         let deadline = began + self.settings.send_timeout;
         let fair = self.fair;
         let batches = batches(rows.iter().map(|row| message(row, fair)));
@@ -393,7 +403,14 @@ mod tests {
         let mut health = Health::default();
         let pauses: Vec<u128> = (0..7).map(|_| health.failed().as_millis()).collect();
         assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
-        assert!(row_pause(i32::MAX) <= ROW_PAUSE && row_pause(0) >= Duration::from_millis(250));
+        assert_eq!((row_pause(0), row_pause(3), row_pause(i32::MAX)), (Duration::from_millis(500), Duration::from_secs(4), ROW_PAUSE));
+    }
+
+    #[test]
+    fn each_fourth_probe_is_patient() {
+        let limit = Duration::from_secs(5);
+        let patient: Vec<bool> = (0..9).map(|failures| Health { failures, until: None }.patience(limit) == limit).collect();
+        assert_eq!(patient, [true, false, false, false, true, false, false, false, true]);
     }
 
     #[test]
