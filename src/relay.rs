@@ -96,6 +96,8 @@ enum NextLook {
     After(String),
     Since(Instant),
 }
+    /// Whether rows may be due that the last look did not see or could not have.
+    partial: bool,
 
 impl Look {
     fn from(&self) -> From {
@@ -108,7 +110,8 @@ impl Look {
     }
 
     fn looked(&mut self, from: &From, began: Instant, last: Option<String>) {
-        if *from == From::TheStart {
+        self.partial = *from != From::TheStart;
+        if !self.partial {
             self.full_at = Instant::now() + FULL_LOOK.max(began.elapsed() * 20);
         }
         self.next = last.map_or(NextLook::Since(began), NextLook::After);
@@ -165,11 +168,18 @@ impl Relay {
             return Ok(Next::Busy);
         }
         let pauses = self.targets.values().filter_map(Health::pause);
-        Ok(Next::Idle(pauses.chain(waits).fold(self.settings.sweep, Duration::min)))
+        // A transaction that was open for long may have committed behind the last look; the sweep may be far away.
+        let looks = self.looks.iter().filter(|((queue, _), look)| look.partial && !self.is_paused(*queue));
+        let looks = looks.map(|(_, look)| look.full_at.saturating_duration_since(Instant::now()));
+        Ok(Next::Idle(pauses.chain(looks).chain(waits).fold(self.settings.sweep, Duration::min)))
     }
 
     fn look(&mut self, queue: Queue, table: Table) -> &mut Look {
-        self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: Instant::now() })
+        self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: Instant::now(), partial: false })
+    }
+
+    fn is_paused(&self, queue: Queue) -> bool {
+        self.targets.get(&Target::Main(queue)).is_some_and(|health| health.pause().is_some())
     }
 
     fn health(&mut self, target: Target) -> &mut Health {
@@ -178,7 +188,7 @@ impl Relay {
 
     /// Claim, send, mark, commit: whether any row was claimed. On an error the transaction rolls back, and the rows stay as they were.
     async fn pass(&mut self, connection: &mut Object, queue: Queue, table: Table) -> Result<bool, Error> {
-        if self.health(Target::Main(queue)).pause().is_some() {
+        if self.is_paused(queue) {
             return Ok(false);
         }
         let began = Instant::now();
@@ -197,7 +207,10 @@ impl Relay {
         self.look(queue, table).next = NextLook::Full;
         if rows.is_empty() {
             transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
-            self.look(queue, table).looked(&from, began, None);
+            let look = self.look(queue, table);
+            look.looked(&from, began, None);
+            // Somebody else holds what was due; it may die with it.
+            look.partial = true;
             return Ok(false);
         }
         let outcome = self.send(queue, &rows, began).await;
@@ -416,12 +429,12 @@ mod tests {
     #[test]
     fn a_claim_looks_back_only_as_far_as_it_must() {
         let now = Instant::now();
-        let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60) };
+        let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60), partial: false };
         assert_eq!(look.from(), From::TheStart);
         look.looked(&From::TheStart, now, Some("2026-01-01".to_owned()));
         assert_eq!(look.from(), From::Row("2026-01-01".to_owned()));
         look.looked(&From::Row(String::new()), now, None);
-        assert!(matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
+        assert!(look.partial && matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
         look.full_at = Instant::now();
         assert_eq!(look.from(), From::TheStart, "now and then everything is looked at");
     }
