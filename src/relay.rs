@@ -36,7 +36,7 @@ const SHORTEST_SEND: Duration = Duration::from_millis(50);
 const TARGET_PAUSE: Duration = Duration::from_secs(8);
 /// Longest pause of a row that SQS refused.
 const ROW_PAUSE: Duration = Duration::from_secs(60);
-/// Deadline of a probe of a failed target.
+/// Deadline of a probe of a failed target, so that it costs the others little.
 const PROBE_DEADLINE: Duration = Duration::from_millis(500);
 /// Each so-manyth probe has the whole deadline of a send: a target that has become slow is not taken for a dead one for ever.
 const PATIENT_PROBE: u32 = 4;
@@ -56,6 +56,14 @@ pub(crate) struct Relay {
     queues: Vec<Queue>,
     targets: HashMap<Target, Health>,
     looks: HashMap<(Queue, Table), Look>,
+    refusals: Refusals,
+}
+
+/// Refusals that no log line has told yet.
+#[derive(Debug, Default)]
+struct Refusals {
+    count: usize,
+    told: Option<Instant>,
 }
 
 /// Whether a target takes messages.
@@ -76,6 +84,11 @@ impl Health {
         self.until = Some(Instant::now() + pause);
         pause
     }
+
+    /// How long the next send may take.
+    fn patience(&self, limit: Duration) -> Duration {
+        if self.failures.is_multiple_of(PATIENT_PROBE) { limit } else { PROBE_DEADLINE.min(limit) }
+    }
 }
 
 /// From where the next claim of a queue and table looks.
@@ -83,12 +96,9 @@ impl Health {
 struct Look {
     next: NextLook,
     full_at: Instant,
+    /// Whether rows may be due that the last look did not see or could not have.
+    partial: bool,
 }
-
-    /// How long the next send may take.
-    fn patience(&self, limit: Duration) -> Duration {
-        if self.failures.is_multiple_of(PATIENT_PROBE) { limit } else { PROBE_DEADLINE.min(limit) }
-    }
 
 #[derive(Debug, Clone, PartialEq)]
 enum NextLook {
@@ -96,8 +106,6 @@ enum NextLook {
     After(String),
     Since(Instant),
 }
-    /// Whether rows may be due that the last look did not see or could not have.
-    partial: bool,
 
 impl Look {
     fn from(&self) -> From {
@@ -120,7 +128,7 @@ impl Look {
 
 impl Relay {
     pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new() }
+        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Refusals::default() }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -131,6 +139,15 @@ impl Relay {
     /// One round: a pass of each queue and table that has rows due, critical ones between all others. At rest it costs two statements.
     pub(crate) async fn tick(&mut self) -> Result<Next, Error> {
         let mut connection = database::get(&self.pool).await?;
+        let done = self.round(&mut connection).await;
+        if done.is_err() {
+            // It may be lost, or lead to a server that has become read-only for good: the next round has a new one.
+            drop(Object::take(connection));
+        }
+        done
+    }
+
+    async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
         let mut waits = Vec::new();
         let mut due = Vec::new();
         for table in Table::BOTH {
@@ -151,15 +168,6 @@ impl Relay {
             moved |= self.pass(connection, queue, table).await?;
             if queue > self.queues[0] {
                 for table in Table::BOTH {
-        let done = self.round(&mut connection).await;
-        if done.is_err() {
-            // It may be lost, or lead to a server that has become read-only for good: the next round has a new one.
-            drop(Object::take(connection));
-        }
-        done
-    }
-
-    async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
                     moved |= self.pass(connection, self.queues[0], table).await?;
                 }
             }
@@ -268,7 +276,9 @@ impl Relay {
                 Duration::ZERO
             }
         };
-        let mut refused: Option<(usize, &Row, String)> = None;
+        let mut refused: Option<(&Row, String)> = None;
+        // One for all, so that rows that were refused together are tried together again.
+        let jitter = rand::random_range(0.5..=1.0);
         for (place, answer) in answers {
             let batch = &rows[place];
             match answer {
@@ -281,17 +291,22 @@ impl Relay {
                         match sent {
                             Sent::Taken => outcome.sent.push(row.id),
                             Sent::Refused(reason) => {
-                                outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts), tried: true });
-                                let count = refused.as_ref().map_or(0, |(count, _, _)| *count);
-                                refused = Some((count + 1, row, reason));
+                                outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts).mul_f64(jitter), tried: true });
+                                self.refusals.count += 1;
+                                refused = Some((row, reason));
                             }
                         }
                     }
                 }
             }
         }
-        if let Some((count, row, reason)) = refused {
-            tracing::warn!(%target, count, run_id = %row.run_id, attempts = row.attempts, reason, "SQS refused messages; they stay pending");
+        if let Some((row, reason)) = refused
+            && self.refusals.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD)
+        {
+            let count = std::mem::take(&mut self.refusals.count);
+            self.refusals.told = Some(Instant::now());
+            let (queue, attempts) = (target.to_string(), row.attempts);
+            tracing::warn!(queue, count, run_id = %row.run_id, attempts, reason, "SQS refused messages; they stay pending");
         }
     }
 }
@@ -316,10 +331,9 @@ struct Outcome {
     not_sent: Vec<NotSent>,
 }
 
-/// Half a second at first, doubled at each refusal, up to a minute; between half of it and the whole.
+/// Half a second at first, doubled at each refusal, up to a minute.
 fn row_pause(attempts: i32) -> Duration {
-    let doubled = Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20));
-    doubled.min(ROW_PAUSE).mul_f64(rand::random_range(0.5..=1.0))
+    Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20)).min(ROW_PAUSE)
 }
 
 fn message(row: &Row, fair: bool) -> Outgoing {
