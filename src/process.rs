@@ -32,6 +32,8 @@ use crate::{
 const STOP_RESERVE: Duration = Duration::from_secs(5);
 /// Longest pause of a part after errors.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
+const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
 /// A program of workers: the command line with the units linked into it.
 ///
@@ -262,7 +264,7 @@ fn start_relay(
     }
     if let Some(url) = &config.valkey {
         let listener = Listener { sleeper: Sleeper::new(url)?, wake: local };
-        let listening = drive(listener, stop.clone(), Pulse::default(), Duration::from_secs(2));
+        let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);
         let stop = stop.clone();
         background.spawn(parts.loud("wake", async move {
             tokio::select! {
