@@ -90,8 +90,8 @@ pub(crate) fn main(workers: Workers) -> ExitCode {
 
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,refinery_core=warn,refinery_core::traits::missing=off"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("info,deadpool=error,refinery_core=warn,refinery_core::traits::missing=off"));
     let terminal = std::io::stderr().is_terminal();
     let pretty = match std::env::var("MONALISA_LOG_FORMAT").as_deref() {
         Ok("json") => false,
