@@ -26,6 +26,8 @@ use crate::{config::SqsConfig, error::Error, queue::Queue};
 pub(crate) const BATCH_ENTRIES: usize = 10;
 /// Most bytes in one batch call, by body and attributes.
 pub(crate) const BATCH_BYTES: usize = 256 * 1024;
+/// Most bytes of one message, by body and attributes.
+const MESSAGE_BYTES: usize = 1024 * 1024;
 /// Longest time a message can be hidden from its receive on.
 pub(crate) const MAX_HIDDEN: Duration = Duration::from_secs(43_200);
 
@@ -143,6 +145,12 @@ impl Queues {
     ///
     /// Where SQS refuses the call for what is in a message, each is sent alone, so that it is refused alone.
     pub(crate) async fn send(&self, target: Target, messages: &[Outgoing], deadline: Duration) -> Result<Vec<Sent>, Error> {
+        if let [message] = messages
+            && message.bytes() > MESSAGE_BYTES
+        {
+            // Known beforehand: megabytes are not sent in vain, again and again.
+            return Ok(vec![Sent::Refused(format!("a message of {} bytes; SQS takes at most {MESSAGE_BYTES}", message.bytes()))]);
+        }
         let until = Instant::now() + deadline;
         match self.send_batch(target, messages, deadline).await {
             Ok(sent) => Ok(sent),
