@@ -43,7 +43,7 @@ async fn a_caller_that_is_cut_off_before_its_commit_leaves_nothing() {
                 "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and usename = 'test_api'";
             assert_eq!(world.count(kill).await, 1);
         } else {
-            proxy.cut();
+            proxy.cut().await;
         }
         assert!(transaction.commit().await.is_err());
         world.count_is(sessions, 0).await;
@@ -66,7 +66,7 @@ async fn a_caller_that_waits_for_the_key_of_one_that_is_cut_off_gets_it() {
     let waiting = tokio::spawn(async move { second.query_one(KEYED, &[]).await.map(|row| row.get::<_, String>(0)) });
     let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     wait_for("the second to wait", async || (world.count(waits).await == 1).then_some(())).await;
-    proxy.cut();
+    proxy.cut().await;
     let made = waiting.await.unwrap().unwrap();
     assert_ne!(made, lost);
     assert_eq!(rows(&world).await, [1, 1, 1]);

@@ -88,7 +88,6 @@ async fn a_relay_killed_at_any_statement_loses_nothing() {
         world.sent_within(10 * (number as i64 + 1), SOON).await;
     }
     assert_eq!(world.messages_sent(), 60, "only what was killed between send and commit was sent again");
-    each_runs_once(&world, 50).await;
 }
 
 #[tokio::test]
@@ -138,7 +137,7 @@ async fn sessions_that_freeze_and_are_cut_are_replaced() {
     proxy.freeze();
     ten(&world).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    proxy.cut();
+    proxy.cut().await;
     // New sessions hear nothing either.
     tokio::time::sleep(Duration::from_secs(6)).await;
     cost.is_small();
@@ -157,7 +156,7 @@ async fn a_postgresql_that_is_gone_is_tried_with_pauses() {
     held(&proxy, 1).await;
     let (cost, connections) = (relay.cost(), proxy.connections());
     proxy.refuse().await;
-    proxy.cut();
+    proxy.cut().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     cost.is_small();
     proxy.accept().await;
@@ -173,15 +172,16 @@ async fn terminated_sessions_are_replaced() {
     let cost = relay.cost();
     let terminate =
         "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and usename = 'test_worker'";
-    for _ in 0..30 {
+    for _ in 0..10 {
         ten(&world).await;
         world.count(terminate).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
     }
     cost.is_small();
-    world.sent_within(300, SOON).await;
-    assert!(world.messages_sent() <= 300 + 10 * 12, "{} messages", world.messages_sent());
-    each_runs_once(&world, 300).await;
+    world.sent_within(100, SOON).await;
+    let failed = relay.lines().iter().filter(|line| line.contains("\"part\":\"relay\"")).count() as u64;
+    assert!(world.messages_sent() <= 100 * (1 + failed), "{} messages", world.messages_sent());
+    each_runs_once(&world, 100).await;
 }
 
 #[tokio::test]

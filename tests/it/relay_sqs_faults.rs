@@ -88,7 +88,7 @@ async fn an_endpoint_that_refuses_connections_is_weathered() {
         .await;
     let cost = relay.cost();
     proxy.refuse().await;
-    proxy.cut();
+    proxy.cut().await;
     three(&world).await;
     world
         .db
@@ -131,35 +131,44 @@ async fn a_queue_that_is_deleted_and_made_again_is_used_again() {
     world.messages_are("default", 3).await;
 }
 
-/// Bodies that SQS refuses for good: each alone is over what one call may hold.
-async fn too_large(world: &World, rows: i32) {
-    world
-        .db
-        .execute(
-            "insert into work.outbox_messages (tenant_id, run_id, queue, envelope, available_at)
-             select 1, gen_random_uuid(), 'default', jsonb_build_object('x', repeat('y', 1100000)), clock_timestamp() - interval '1 minute'
-               from generate_series(1, $1)",
-            &[&rows],
-        )
-        .await
-        .unwrap();
+/// Rows by hand, due for a minute.
+async fn by_hand(world: &World, rows: i32, envelope: &str) {
+    let sql = "insert into work.outbox_messages (tenant_id, run_id, queue, envelope, available_at)
+               select 1, gen_random_uuid(), 'default', $2::text::jsonb, clock_timestamp() - interval '1 minute' from generate_series(1, $1)";
+    world.db.execute(sql, &[&rows, &envelope]).await.unwrap();
 }
 
 #[tokio::test]
-async fn rows_over_the_limit_of_a_call_in_numbers_hold_up_no_other() {
+async fn rows_over_the_limit_of_a_message_in_numbers_hold_up_no_other() {
     let world = World::new().await;
-    too_large(&world, 15).await;
-    let relay = world.start(&[RELAY_ALONE, &[("MONALISA_RELAY_BATCH", "5")]].concat()).await;
+    by_hand(&world, 25, &format!(r#"{{"x":"{}"}}"#, "y".repeat(1_100_000))).await;
+    let relay = world.start(&[RELAY_ALONE, &[("MONALISA_RELAY_BATCH", "10")]].concat()).await;
     let cost = relay.cost();
-    for _ in 0..20 {
-        world.dispatch("t.ok", "{}").await;
-    }
+    world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 20)").await.unwrap();
     world.sent_within(20, SOON).await;
-    world.count_is("select count(*) from work.outbox_messages where sent_at is null and attempts >= 2", 15).await;
-    // Megabytes that are sent in vain cost their time; the log does not grow with them.
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null and attempts >= 2", 25).await;
     cost.is_quiet();
     world.dispatch("t.ok", "{}").await;
-    world.sent_within(21, SOON).await;
+    world.sent_within(21, Duration::from_secs(2)).await;
+    assert!(world.messages_sent() <= 21, "what is too large is not sent in vain");
+}
+
+#[tokio::test]
+async fn rows_for_which_a_whole_call_is_refused_hold_up_no_other() {
+    let world = World::new().await;
+    let rule = r#"{"op":"SendMessageBatch","body_contains":"odd","mode":"error","status":400,"code":"InvalidMessageContents"}"#;
+    world.sqs.fault(rule).unwrap();
+    by_hand(&world, 25, r#"{"x":"odd"}"#).await;
+    let relay = world.start(&[RELAY_ALONE, &[("MONALISA_RELAY_BATCH", "10")]].concat()).await;
+    let cost = relay.cost();
+    world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 20)").await.unwrap();
+    world.sent_within(20, SOON).await;
+    world.count_is("select count(*) from work.outbox_messages where sent_at is null and attempts >= 2", 25).await;
+    cost.is_quiet();
+    world.dispatch("t.ok", "{}").await;
+    world.sent_within(21, Duration::from_secs(2)).await;
+    world.sqs.clear_faults();
+    world.sent_within(46, Duration::from_secs(61)).await;
 }
 
 #[tokio::test]

@@ -139,7 +139,7 @@ async fn a_connection_to_valkey_that_hears_nothing_is_given_up() {
     rows.dispatched().await;
     tokio::time::sleep(Duration::from_secs(12)).await;
     cost.is_small();
-    proxy.cut();
+    proxy.cut().await;
     proxy.thaw();
     world.sent_within(rows.sent, Duration::from_secs(3)).await;
     rows.answered().await;

@@ -29,6 +29,8 @@ struct State {
     frozen: bool,
     holding: bool,
     cuts: u64,
+    /// Open connections, each with how many cuts there were before it.
+    open: Vec<u64>,
     rule: Option<Rule>,
     connections: u64,
     swallowed: u64,
@@ -67,9 +69,11 @@ impl Proxy {
         url.into()
     }
 
-    /// Closes all connections.
-    pub fn cut(&self) {
+    /// Closes all connections; what is sent from now on reaches nobody.
+    pub async fn cut(&self) {
         self.state.send_modify(|state| state.cuts += 1);
+        let is_cut = |state: &State| state.open.iter().all(|cuts| *cuts >= state.cuts);
+        wait_for("the connections to be closed", async || is_cut(&self.state.borrow()).then_some(())).await;
     }
 
     /// From now on nobody listens: new connections are refused.
@@ -148,8 +152,21 @@ async fn run(port: u16, target: SocketAddr, state: watch::Sender<State>) {
         loop {
             tokio::select! {
                 accepted = listener.accept() => if let Ok((client, _)) = accepted {
-                    state.send_modify(|state| state.connections += 1);
-                    connections.spawn(connection(client, target, state.clone()));
+                    let mut cuts = 0;
+                    state.send_modify(|state| {
+                        cuts = state.cuts;
+                        state.connections += 1;
+                        state.open.push(cuts);
+                    });
+                    let state = state.clone();
+                    connections.spawn(async move {
+                        connection(client, target, &state, cuts).await;
+                        state.send_modify(|state| {
+                            if let Some(at) = state.open.iter().position(|open| *open == cuts) {
+                                state.open.remove(at);
+                            }
+                        });
+                    });
                 },
                 _ = changes.wait_for(|state| state.refusing) => break,
                 Some(_) = connections.join_next() => {}
@@ -161,17 +178,16 @@ async fn run(port: u16, target: SocketAddr, state: watch::Sender<State>) {
 }
 
 /// Carries one connection until an end closes it, or it is cut.
-async fn connection(client: TcpStream, target: SocketAddr, state: watch::Sender<State>) {
+async fn connection(client: TcpStream, target: SocketAddr, state: &watch::Sender<State>, cuts: u64) {
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let mut cut = state.subscribe();
-    let cuts = cut.borrow().cuts;
     let armed = Arc::new(Mutex::new(None));
     tokio::select! {
-        () = asks(from_client, to_server, &state, &armed) => {}
-        () = answers(from_server, to_client, &state, &armed) => {}
+        () = asks(from_client, to_server, state, &armed) => {}
+        () = answers(from_server, to_client, state, &armed) => {}
         _ = cut.wait_for(|state| state.cuts > cuts) => {}
     }
 }
