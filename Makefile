@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults check fmt migrate queues run psql bench-latency bench-memory
+.PHONY: help setup demo up down status test test-faults mutate check fmt migrate queues run psql bench-latency bench-memory
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&

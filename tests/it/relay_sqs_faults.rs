@@ -199,3 +199,22 @@ async fn refused_rows_in_numbers_hold_up_no_other_and_wakes_do_not_hurry_them() 
     world.sqs.clear_faults();
     world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;
 }
+
+#[tokio::test]
+async fn entries_in_neither_list_and_in_both_are_sent_again_and_no_other() {
+    let world = World::new().await;
+    for rule in [
+        r#"{"op":"SendMessageBatch","mode":"omit_entries","entries":[1,2],"times":1}"#,
+        r#"{"op":"SendMessageBatch","mode":"omit_entries","entries":[0],"times":1,"queued_anyway":true}"#,
+        r#"{"op":"SendMessageBatch","mode":"double_entries","entries":[0],"times":1}"#,
+    ] {
+        world.sqs.fault(rule).unwrap();
+    }
+    world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 5)").await.unwrap();
+    let _relay = world.start(RELAY_ALONE).await;
+    world.sent_within(5, SOON).await;
+    // Five; the two that were left out; one of these whose answer was left out; the one that was in both lists.
+    assert_eq!(world.messages_sent(), 9);
+    world.messages_are("default", 7).await;
+    assert_eq!(world.count("select sum(attempts)::int8 from work.outbox_messages").await, 4, "each counts as a failed try");
+}
