@@ -5,6 +5,7 @@ mod catalogue;
 mod client;
 mod config;
 mod docs;
+mod docs_guarantees;
 mod enqueue;
 mod enqueue_faults;
 mod flow;
