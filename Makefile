@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test check fmt migrate queues run psql bench-latency bench-memory
+.PHONY: help setup demo up down status test test-faults mutate check fmt migrate queues run psql bench-latency bench-memory
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -29,6 +29,16 @@ status: ## Show which of them run, and where
 
 test: setup ## Run all tests against the local stack
 	@$(WITH_STACK) cargo test --workspace
+
+REPEAT ?= 1
+test-faults: setup ## Run the tests of faults, REPEAT times, and stop at the first failure
+	@$(WITH_STACK) for round in $$(seq $(REPEAT)); do \
+	  echo "round $$round of $(REPEAT)"; \
+	  cargo test --quiet --package monalisa --test it -- --test-threads 8 faults:: relay_rows:: relay_two:: || exit 1; \
+	done
+
+mutate: setup ## Take a fence, a check or a bound out of the code, one at a time, and show that a test fails
+	@$(WITH_STACK) scripts/mutate
 
 check: ## Check formatting, lints and documentation
 	@cargo fmt --all --check

@@ -139,7 +139,7 @@ fn main(workers: Workers) -> ExitCode {
 }
 
 /// Other crates say only what matters.
-const DEFAULT_FILTER: &str = "info,refinery_core=warn,refinery_core::traits::missing=off,tokio_postgres=warn";
+const DEFAULT_FILTER: &str = "info,deadpool=error,refinery_core=warn,refinery_core::traits::missing=off,tokio_postgres=warn";
 
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {

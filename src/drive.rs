@@ -72,11 +72,11 @@ impl Pause {
         self.failures = 0;
     }
 
-    /// The next pause: 0.5 s at first, then up to the limit.
+    /// The next pause: 0.5 s or a little more at first, then up to the limit and never above it.
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10)).min(self.limit);
+        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
-        pause.mul_f64(rand::random_range(1.0..1.25))
+        pause.mul_f64(rand::random_range(1.0..1.25)).min(self.limit.mul_f64(rand::random_range(0.75..1.0)))
     }
 }
 

@@ -31,6 +31,8 @@ use crate::{
 const STOP_RESERVE: Duration = Duration::from_secs(5);
 /// Longest pause of a part after errors.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
+const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
 /// Runs the workers until SIGTERM or SIGINT.
 pub(crate) fn work(state: State, config: Config) -> Result<(), Error> {
@@ -179,7 +181,7 @@ impl Process {
         }
         if let Some(url) = &config.valkey {
             let listener = Listener { sleeper: Sleeper::new(url)?, wake: worker.wakes.local.clone() };
-            let listening = drive(listener, stop.clone(), Pulse::default(), Duration::from_secs(2));
+            let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);
             let stop = stop.clone();
             self.background.spawn(self.parts.loud("wake", async move {
                 tokio::select! {

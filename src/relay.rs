@@ -36,8 +36,12 @@ const SHORTEST_SEND: Duration = Duration::from_millis(50);
 const TARGET_PAUSE: Duration = Duration::from_secs(8);
 /// Longest pause of a row that SQS refused.
 const ROW_PAUSE: Duration = Duration::from_secs(60);
-/// Deadline of a probe of a failed target.
+/// Deadline of a probe of a failed target, so that it costs the others little.
 const PROBE_DEADLINE: Duration = Duration::from_millis(500);
+/// Each so-manyth probe has the whole deadline of a send: a target that has become slow is not taken for a dead one for ever.
+const PATIENT_PROBE: u32 = 4;
+/// Refusals of rows are told at most so often.
+const REFUSALS_TOLD: Duration = Duration::from_secs(1);
 /// A drained queue is claimed from so far back: rows of transactions that took longer to commit wait for the next full look.
 const LOOKBACK: Duration = Duration::from_secs(10);
 /// Full looks come at least so far apart, and take at most a twentieth of the time.
@@ -52,6 +56,14 @@ pub(crate) struct Relay {
     queues: Vec<Queue>,
     targets: HashMap<Target, Health>,
     looks: HashMap<(Queue, Table), Look>,
+    refusals: Refusals,
+}
+
+/// Refusals that no log line has told yet.
+#[derive(Debug, Default)]
+struct Refusals {
+    count: usize,
+    told: Option<Instant>,
 }
 
 /// Whether a target takes messages.
@@ -72,6 +84,11 @@ impl Health {
         self.until = Some(Instant::now() + pause);
         pause
     }
+
+    /// How long the next send may take.
+    fn patience(&self, limit: Duration) -> Duration {
+        if self.failures.is_multiple_of(PATIENT_PROBE) { limit } else { PROBE_DEADLINE.min(limit) }
+    }
 }
 
 /// From where the next claim of a queue and table looks.
@@ -79,6 +96,8 @@ impl Health {
 struct Look {
     next: NextLook,
     full_at: Instant,
+    /// Whether rows may be due that the last look did not see or could not have.
+    partial: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -100,7 +119,8 @@ impl Look {
 
     /// `cost` is what the look took of PostgreSQL's time, not of SQS's.
     fn looked(&mut self, from: &From, began: Instant, cost: Duration, last: Option<String>) {
-        if *from == From::TheStart {
+        self.partial = *from != From::TheStart;
+        if !self.partial {
             self.full_at = Instant::now() + FULL_LOOK.max(cost * 20);
         }
         self.next = last.map_or(NextLook::Since(began), NextLook::After);
@@ -109,7 +129,7 @@ impl Look {
 
 impl Relay {
     pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new() }
+        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Refusals::default() }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -120,6 +140,15 @@ impl Relay {
     /// One round: a pass of each queue and table that has rows due, critical ones between all others. At rest it costs two statements.
     pub(crate) async fn tick(&mut self) -> Result<Next, Error> {
         let mut connection = database::get(&self.pool).await?;
+        let done = self.round(&mut connection).await;
+        if done.is_err() {
+            // It may be lost, or lead to a server that has become read-only for good: the next round has a new one.
+            drop(Object::take(connection));
+        }
+        done
+    }
+
+    async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
         let mut waits = Vec::new();
         let mut due = Vec::new();
         let began = Instant::now();
@@ -127,7 +156,7 @@ impl Relay {
         let [tenant, platform]: &[Vec<(Queue, From)>; 2] = &looks;
         // Both are on their way at once.
         let (tenant, platform) =
-            tokio::try_join!(outbox::due(&connection, Table::Tenant, tenant), outbox::due(&connection, Table::Platform, platform))?;
+            tokio::try_join!(outbox::due(connection, Table::Tenant, tenant), outbox::due(connection, Table::Platform, platform))?;
         for ((table, states), looks) in Table::BOTH.into_iter().zip([tenant, platform]).zip(looks) {
             for (state, (queue, from)) in states.into_iter().zip(looks) {
                 waits.extend(state.wait);
@@ -141,10 +170,10 @@ impl Relay {
         due.sort();
         let mut moved = false;
         for (queue, table) in due {
-            moved |= self.pass(&mut connection, queue, table).await?;
+            moved |= self.pass(connection, queue, table).await?;
             if queue > self.queues[0] {
                 for table in Table::BOTH {
-                    moved |= self.pass(&mut connection, self.queues[0], table).await?;
+                    moved |= self.pass(connection, self.queues[0], table).await?;
                 }
             }
         }
@@ -152,11 +181,18 @@ impl Relay {
             return Ok(Next::Busy);
         }
         let pauses = self.targets.values().filter_map(Health::pause);
-        Ok(Next::Idle(pauses.chain(waits).fold(self.settings.sweep, Duration::min)))
+        // A transaction that was open for long may have committed behind the last look; the sweep may be far away.
+        let looks = self.looks.iter().filter(|((queue, _), look)| look.partial && !self.is_paused(*queue));
+        let looks = looks.map(|(_, look)| look.full_at.saturating_duration_since(Instant::now()));
+        Ok(Next::Idle(pauses.chain(looks).chain(waits).fold(self.settings.sweep, Duration::min)))
     }
 
     fn look(&mut self, queue: Queue, table: Table) -> &mut Look {
-        self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: Instant::now() })
+        self.looks.entry((queue, table)).or_insert_with(|| Look { next: NextLook::Full, full_at: Instant::now(), partial: false })
+    }
+
+    fn is_paused(&self, queue: Queue) -> bool {
+        self.targets.get(&Target::Main(queue)).is_some_and(|health| health.pause().is_some())
     }
 
     fn health(&mut self, target: Target) -> &mut Health {
@@ -165,7 +201,7 @@ impl Relay {
 
     /// Claim, send, mark, commit: whether any row was claimed. On an error the transaction rolls back, and the rows stay as they were.
     async fn pass(&mut self, connection: &mut Object, queue: Queue, table: Table) -> Result<bool, Error> {
-        if self.health(Target::Main(queue)).pause().is_some() {
+        if self.is_paused(queue) {
             return Ok(false);
         }
         let began = Instant::now();
@@ -185,7 +221,10 @@ impl Relay {
         self.look(queue, table).next = NextLook::Full;
         if rows.is_empty() {
             transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
-            self.look(queue, table).looked(&from, began, cost, None);
+            let look = self.look(queue, table);
+            look.looked(&from, began, cost, None);
+            // Somebody else holds what was due; it may die with it.
+            look.partial = true;
             return Ok(false);
         }
         let outcome = self.send(queue, &rows, began).await;
@@ -222,7 +261,8 @@ impl Relay {
         }
         let probe = self.health(target).failures > 0;
         let rows = if probe { &rows[..1] } else { rows };
-        let limit = if probe { PROBE_DEADLINE.min(self.settings.send_timeout) } else { self.settings.send_timeout };
+        let longest = self.settings.send_timeout;
+        let limit = self.health(target).patience(longest);
         let deadline = began + self.settings.send_timeout;
         let fair = self.fair;
         let batches = batches(rows.iter().map(|row| message(row, fair)));
@@ -242,7 +282,9 @@ impl Relay {
                 Duration::ZERO
             }
         };
-        let mut refused: Option<(usize, &Row, String)> = None;
+        let mut refused: Option<(&Row, String)> = None;
+        // One for all, so that rows that were refused together are tried together again.
+        let jitter = rand::random_range(0.5..=1.0);
         for (place, answer) in answers {
             let batch = &rows[place];
             match answer {
@@ -255,17 +297,22 @@ impl Relay {
                         match sent {
                             Sent::Taken => outcome.sent.push(row.id),
                             Sent::Refused(reason) => {
-                                outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts), tried: true });
-                                let count = refused.as_ref().map_or(0, |(count, _, _)| *count);
-                                refused = Some((count + 1, row, reason));
+                                outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts).mul_f64(jitter), tried: true });
+                                self.refusals.count += 1;
+                                refused = Some((row, reason));
                             }
                         }
                     }
                 }
             }
         }
-        if let Some((count, row, reason)) = refused {
-            tracing::warn!(%target, count, run_id = %row.run_id, attempts = row.attempts, reason, "SQS refused messages; they stay pending");
+        if let Some((row, reason)) = refused
+            && self.refusals.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD)
+        {
+            let count = std::mem::take(&mut self.refusals.count);
+            self.refusals.told = Some(Instant::now());
+            let (queue, attempts) = (target.to_string(), row.attempts);
+            tracing::warn!(queue, count, run_id = %row.run_id, attempts, reason, "SQS refused messages; they stay pending");
         }
     }
 }
@@ -290,10 +337,9 @@ struct Outcome {
     not_sent: Vec<NotSent>,
 }
 
-/// Half a second at first, doubled at each refusal, up to a minute; between half of it and the whole.
+/// Half a second at first, doubled at each refusal, up to a minute.
 fn row_pause(attempts: i32) -> Duration {
-    let doubled = Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20));
-    doubled.min(ROW_PAUSE).mul_f64(rand::random_range(0.5..=1.0))
+    Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20)).min(ROW_PAUSE)
 }
 
 fn message(row: &Row, fair: bool) -> Outgoing {
@@ -390,18 +436,25 @@ mod tests {
         let mut health = Health::default();
         let pauses: Vec<u128> = (0..7).map(|_| health.failed().as_millis()).collect();
         assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
-        assert!(row_pause(i32::MAX) <= ROW_PAUSE && row_pause(0) >= Duration::from_millis(250));
+        assert_eq!((row_pause(0), row_pause(3), row_pause(i32::MAX)), (Duration::from_millis(500), Duration::from_secs(4), ROW_PAUSE));
+    }
+
+    #[test]
+    fn each_fourth_probe_is_patient() {
+        let limit = Duration::from_secs(5);
+        let patient: Vec<bool> = (0..9).map(|failures| Health { failures, until: None }.patience(limit) == limit).collect();
+        assert_eq!(patient, [true, false, false, false, true, false, false, false, true]);
     }
 
     #[test]
     fn a_claim_looks_back_only_as_far_as_it_must() {
         let now = Instant::now();
-        let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60) };
+        let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60), partial: false };
         assert_eq!(look.from(), From::TheStart);
         look.looked(&From::TheStart, now, Duration::ZERO, Some("2026-01-01".to_owned()));
         assert_eq!(look.from(), From::Row("2026-01-01".to_owned()));
         look.looked(&From::Row(String::new()), now, Duration::ZERO, None);
-        assert!(matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
+        assert!(look.partial && matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
         look.full_at = Instant::now();
         assert_eq!(look.from(), From::TheStart, "now and then everything is looked at");
     }

@@ -2,7 +2,11 @@
 //!
 //! Every call has a deadline, and errors carry the code and text of AWS, never a message body.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    time::{Duration, Instant},
+};
 
 use aws_config::{BehaviorVersion, Region, retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_sqs::{
@@ -22,6 +26,8 @@ use crate::{config::SqsConfig, error::Error, queue::Queue};
 pub(crate) const BATCH_ENTRIES: usize = 10;
 /// Most bytes in one batch call, by body and attributes.
 pub(crate) const BATCH_BYTES: usize = 256 * 1024;
+/// Most bytes of one message, by body and attributes.
+const MESSAGE_BYTES: usize = 1024 * 1024;
 /// Longest time a message can be hidden from its receive on.
 pub(crate) const MAX_HIDDEN: Duration = Duration::from_secs(43_200);
 
@@ -77,6 +83,23 @@ pub(crate) enum Sent {
     Refused(String),
 }
 
+/// Why a call took nothing.
+enum NotTaken {
+    /// It says nothing about the messages.
+    Call(Error),
+    /// A message in it cannot be sent.
+    Message(Error),
+}
+
+impl From<Error> for NotTaken {
+    fn from(error: Error) -> NotTaken {
+        NotTaken::Call(error)
+    }
+}
+
+/// Codes with which a whole call is refused for what is in a message: too large alone, or what only some servers answer by entry.
+const MESSAGE_CODES: [&str; 3] = ["BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"];
+
 /// A message in hand.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
@@ -119,7 +142,35 @@ impl Queues {
 
     /// Sends at most ten messages within the deadline. The answer has one entry a message, in their order: a message that is in
     /// neither list of the answer counts as refused.
+    ///
+    /// Where SQS refuses the call for what is in a message, each is sent alone, so that it is refused alone.
     pub(crate) async fn send(&self, target: Target, messages: &[Outgoing], deadline: Duration) -> Result<Vec<Sent>, Error> {
+        if let [message] = messages
+            && message.bytes() > MESSAGE_BYTES
+        {
+            // Known beforehand: megabytes are not sent in vain, again and again.
+            return Ok(vec![Sent::Refused(format!("a message of {} bytes; SQS takes at most {MESSAGE_BYTES}", message.bytes()))]);
+        }
+        let until = Instant::now() + deadline;
+        match self.send_batch(target, messages, deadline).await {
+            Ok(sent) => Ok(sent),
+            Err(NotTaken::Call(error)) => Err(error),
+            Err(NotTaken::Message(error)) if messages.len() == 1 => Ok(vec![Sent::Refused(error.to_string())]),
+            Err(NotTaken::Message(_)) => {
+                let mut sent = Vec::new();
+                for message in messages {
+                    let left = until.saturating_duration_since(Instant::now());
+                    sent.push(match self.send_batch(target, std::slice::from_ref(message), left).await {
+                        Ok(alone) => alone.into_iter().next().unwrap_or_else(|| Sent::Refused("SQS did not name it".to_owned())),
+                        Err(NotTaken::Call(error) | NotTaken::Message(error)) => Sent::Refused(error.to_string()),
+                    });
+                }
+                Ok(sent)
+            }
+        }
+    }
+
+    async fn send_batch(&self, target: Target, messages: &[Outgoing], deadline: Duration) -> Result<Vec<Sent>, NotTaken> {
         let mut call = self.client.send_message_batch().queue_url(self.url(target));
         for (index, message) in messages.iter().enumerate() {
             let mut entry = SendMessageBatchRequestEntry::builder()
@@ -132,12 +183,13 @@ impl Queues {
             call = call.entries(entry.build().map_err(|error| failed("SendMessageBatch", &error))?);
         }
         let timeouts = TimeoutConfig::builder().operation_timeout(deadline).build();
-        let answer = call
-            .customize()
-            .config_override(aws_sdk_sqs::Config::builder().timeout_config(timeouts))
-            .send()
-            .await
-            .map_err(|error| sdk("SendMessageBatch", &error))?;
+        let answer =
+            call.customize().config_override(aws_sdk_sqs::Config::builder().timeout_config(timeouts)).send().await.map_err(|error| {
+                let code = error.as_service_error().and_then(|error| error.meta().code()).unwrap_or_default();
+                let of_message = MESSAGE_CODES.iter().any(|name| code.ends_with(name));
+                let error = sdk("SendMessageBatch", &error);
+                if of_message { NotTaken::Message(error) } else { NotTaken::Call(error) }
+            })?;
         let mut sent = vec![Sent::Refused("SQS named it in neither list of its answer".to_owned()); messages.len()];
         for entry in answer.failed() {
             if let Some(slot) = entry.id().parse::<usize>().ok().and_then(|index| sent.get_mut(index)) {

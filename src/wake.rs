@@ -37,18 +37,17 @@ impl Waker {
                 Some(connection) => connection,
                 None => self.client.get_multiplexed_async_connection().await?,
             };
-            redis::pipe()
-                .cmd("LPUSH")
-                .arg(WAKE_KEY)
-                .arg(1)
-                .ignore()
-                .cmd("LTRIM")
-                .arg(WAKE_KEY)
-                .arg(0)
-                .arg(LIST_LIMIT)
-                .ignore()
-                .exec_async(&mut connection)
-                .await?;
+            let mut push = redis::pipe();
+            push.cmd("LPUSH").arg(WAKE_KEY).arg(1).ignore();
+            push.cmd("LTRIM").arg(WAKE_KEY).arg(0).arg(LIST_LIMIT).ignore();
+            match push.exec_async(&mut connection).await {
+                // Somebody put another type there, which a relay that waits already does not see.
+                Err(error) if code(&error).as_deref() == Some("WRONGTYPE") => {
+                    redis::cmd("DEL").arg(WAKE_KEY).exec_async(&mut connection).await?;
+                    push.exec_async(&mut connection).await?;
+                }
+                pushed => pushed?,
+            }
             *slot = Some(connection);
             redis::RedisResult::Ok(())
         });
@@ -60,11 +59,19 @@ impl Waker {
     }
 }
 
+/// The code that Valkey answered with; of several commands, the first one that failed.
+fn code(error: &redis::RedisError) -> Option<String> {
+    let refused = error.clone().into_server_errors()?;
+    refused.first().map(|(_, refused)| refused.code().to_owned())
+}
+
 /// Waits for wakes, on a connection of its own.
 #[cfg(feature = "workers")]
 pub(crate) struct Sleeper {
     client: redis::Client,
     connection: Option<MultiplexedConnection>,
+    /// Whether wakes may have been lost since the last answer.
+    deaf: bool,
 }
 
 /// How long one BLPOP waits before it is asked anew: a dead peer is noticed after this.
@@ -75,11 +82,18 @@ const POP_SECONDS: f64 = 5.0;
 impl Sleeper {
     pub(crate) fn new(url: &Secret) -> Result<Sleeper, Error> {
         let client = redis::Client::open(url.expose()).map_err(|_| Error::Valkey("the URL cannot be read".to_owned()))?;
-        Ok(Sleeper { client, connection: None })
+        Ok(Sleeper { client, connection: None, deaf: false })
     }
 
-    /// Waits for a wake: true when one came, false when none came in five seconds. Further wakes in the list are thrown away.
+    /// Waits for a wake: true when one came, false when none came in five seconds. Further wakes in the list are thrown away. The first
+    /// connection after one that failed counts as a wake: meanwhile wakes may have met a dead server, or been given to a dead listener.
     pub(crate) async fn wait(&mut self) -> Result<bool, Error> {
+        let heard = self.listen().await;
+        self.deaf = heard.is_err();
+        heard
+    }
+
+    async fn listen(&mut self) -> Result<bool, Error> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
@@ -87,7 +101,12 @@ impl Sleeper {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(Duration::from_secs(1)))
                     .set_response_timeout(Some(Duration::from_secs_f64(POP_SECONDS + 2.0)));
-                self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)?
+                let connection = self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)?;
+                if self.deaf {
+                    self.connection = Some(connection);
+                    return Ok(true);
+                }
+                connection
             }
         };
         // In one go: what came after the pop is deleted, and told as a wake too.
@@ -107,7 +126,7 @@ impl Sleeper {
 
 #[cfg(feature = "workers")]
 fn valkey(error: redis::RedisError) -> Error {
-    Error::Valkey(match error.code() {
+    Error::Valkey(match code(&error) {
         Some(code) => format!("{} ({code})", error.category()),
         None => error.category().to_owned(),
     })

@@ -6,10 +6,10 @@
 -- caller    src/outbox.rs, in the claiming transaction and nowhere else
 -- index     outbox_messages_pkey
 -- locks     rows that the pass holds already
--- note      attempts saturates; there is no give-up limit
+-- note      attempts saturates; there is no give-up limit. One time for all: rows that failed together are due together
 update work.outbox_messages o
    set attempts = least(o.attempts, 2147483647 - f.tries) + f.tries,
-       available_at = clock_timestamp() + make_interval(secs => f.pause)
+       available_at = (select clock_timestamp()) + make_interval(secs => f.pause)
   from unnest($1::int8[], $2::float8[], $3::int4[]) f (id, pause, tries)
  where o.id = f.id
    and o.sent_at is null

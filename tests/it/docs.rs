@@ -8,7 +8,7 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 4] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md"];
+const PAGES: [&str; 5] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md"];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

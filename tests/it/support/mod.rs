@@ -1,5 +1,6 @@
 //! What a test gets: a database, an SQS engine and a Redis database of its own, and real processes.
 
+pub mod pg_proxy;
 pub mod process;
 pub mod redis_server;
 
@@ -18,10 +19,14 @@ use tokio::sync::{
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row, error::DbError, types::ToSql};
 use uuid::Uuid;
 
+pub use pg_proxy::Proxy;
 pub use process::{Process, binary};
 
 /// How long anything a test waits for may take.
 pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A relay with next to nothing beside it.
+pub const RELAY_ALONE: &[(&str, &str)] = &[("MONALISA_RELAY", "true"), ("QUEUES", "maintenance")];
 
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
 static REDIS: AtomicU32 = AtomicU32::new(0);
@@ -193,6 +198,11 @@ impl World {
         database_url(&self.name, role)
     }
 
+    /// A proxy in front of PostgreSQL. Start a process with `through` of it as its `DATABASE_URL` to disturb that process alone.
+    pub async fn pg_proxy(&self) -> Proxy {
+        Proxy::to(&self.url(None)).await
+    }
+
     pub fn redis_url(&self) -> &str {
         &self.redis
     }
@@ -278,6 +288,18 @@ impl World {
     /// Waits until this query counts so many.
     pub async fn count_is(&self, sql: &str, expected: i64) {
         wait_for(&format!("{sql} to be {expected}"), async || (self.count(sql).await == expected).then_some(())).await;
+    }
+
+    /// Waits until so many rows of the outbox of tenants are sent, in all; fails after this time.
+    pub async fn sent_within(&self, rows: i64, limit: Duration) {
+        let began = Instant::now();
+        self.count_is("select count(*) from work.outbox_messages where sent_at is not null", rows).await;
+        assert!(began.elapsed() < limit, "{rows} were sent after {:?}", began.elapsed());
+    }
+
+    /// How many messages were sent so far, by what the SQS engine was asked.
+    pub fn messages_sent(&self) -> u64 {
+        self.sqs.calls()["entries"]["SendMessageBatch"].as_u64().unwrap_or(0)
     }
 
     /// The trail of a run, in order.

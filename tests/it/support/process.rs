@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -100,10 +100,50 @@ impl Process {
         line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
     }
 
+    /// Seconds of a core that it has used so far.
+    pub fn cpu_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
+        // After the name, which may hold anything; user and system time are in hundredths.
+        let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
+    }
+
     /// Lets log lines that are on their way arrive, after its exit.
     pub async fn all_lines(&self) -> Vec<String> {
         tokio::time::sleep(Duration::from_millis(50)).await;
         self.lines()
+    }
+}
+
+/// What a process costs while something is wrong.
+pub struct Cost<'a> {
+    process: &'a Process,
+    began: Instant,
+    cpu: f64,
+    lines: usize,
+}
+
+impl Process {
+    /// Begins to measure.
+    pub fn cost(&self) -> Cost<'_> {
+        Cost { process: self, began: Instant::now(), cpu: self.cpu_seconds(), lines: self.lines().len() }
+    }
+}
+
+impl Cost<'_> {
+    /// Less than a fifth of a core, and quiet.
+    pub fn is_small(&self) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let cpu = self.process.cpu_seconds() - self.cpu;
+        assert!(cpu < 0.2 * seconds.max(2.0), "{cpu} s of a core in {seconds} s");
+        self.is_quiet();
+    }
+
+    /// One log line a second at most, with some to begin with.
+    pub fn is_quiet(&self) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let lines = self.process.lines().split_off(self.lines);
+        assert!(lines.len() as f64 <= seconds + 4.0, "{} lines in {seconds} s: {lines:#?}", lines.len());
     }
 }
 

@@ -6,18 +6,34 @@ use super::{Process, wait_for};
 
 pub struct RedisServer {
     port: u16,
-    _process: Process,
+    process: Process,
 }
 
 impl RedisServer {
     pub async fn start(options: &[&str]) -> RedisServer {
+        RedisServer::start_on(free_port(), options).await
+    }
+
+    async fn start_on(port: u16, options: &[&str]) -> RedisServer {
         let program = ["valkey-server", "redis-server"].into_iter().find_map(find).expect("Valkey or Redis is installed");
-        let port = free_port().to_string();
+        let port = port.to_string();
         let mut arguments = vec!["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
         arguments.extend(options);
-        let server = RedisServer { port: port.parse().expect("a port"), _process: Process::spawn(&program, &arguments, Vec::new()) };
+        let server = RedisServer { port: port.parse().expect("a port"), process: Process::spawn(&program, &arguments, Vec::new()) };
         wait_for("the Redis to accept connections", async || tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await.ok()).await;
         server
+    }
+
+    /// SIGSTOP, SIGCONT and their like.
+    pub fn signal(&self, name: &str) {
+        self.process.signal(name);
+    }
+
+    /// kill -9, and the same port again after so long.
+    pub async fn restart_after(&mut self, pause: std::time::Duration) {
+        self.process.kill();
+        tokio::time::sleep(pause).await;
+        *self = RedisServer::start_on(self.port, &[]).await;
     }
 
     pub fn url(&self) -> String {
@@ -30,7 +46,7 @@ impl RedisServer {
 }
 
 /// Below the range from which outgoing connections take theirs, so that none of them is faster.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     loop {
         let port = 12_000 + (uuid::Uuid::new_v4().as_u128() % 8_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {

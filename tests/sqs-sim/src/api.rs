@@ -101,11 +101,13 @@ async fn suffer(sim: &Arc<Sim>, rule: &Rule, operation: Op, body: &Bytes) -> End
             }
             pending().await
         }
-        FaultMode::FailEntries => Ending::Answer(respond(fail_entries(sim, rule, operation, body).await)),
+        FaultMode::FailEntries | FaultMode::OmitEntries | FaultMode::DoubleEntries => {
+            Ending::Answer(respond(fail_entries(sim, rule, operation, body).await))
+        }
     }
 }
 
-/// Serves a batch without the chosen entries, or with them, and reports them as failed.
+/// Serves a batch without the chosen entries, or with them, and reports them as failed, not at all, or as both.
 async fn fail_entries(sim: &Arc<Sim>, rule: &Rule, operation: Op, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut request: Value = parse(body)?;
     let Some(all) = request["Entries"].as_array().cloned() else {
@@ -113,7 +115,8 @@ async fn fail_entries(sim: &Arc<Sim>, rule: &Rule, operation: Op, body: &[u8]) -
     };
     let chosen = rule.chosen(&all);
     let failing = |index: usize| chosen.contains(&index);
-    if !rule.queued_anyway {
+    let both = rule.mode == FaultMode::DoubleEntries;
+    if !rule.queued_anyway && !both {
         let served = all.iter().enumerate().filter(|(index, _)| !failing(*index));
         request["Entries"] = served.map(|(_, entry)| entry.clone()).collect();
     }
@@ -123,8 +126,9 @@ async fn fail_entries(sim: &Arc<Sim>, rule: &Rule, operation: Op, body: &[u8]) -
     };
     let ids: Vec<_> = chosen.iter().filter_map(|index| all[*index]["Id"].as_str()).collect();
     let list = |name: &str| output[name].as_array().cloned().unwrap_or_default().into_iter();
-    let successful = list("Successful").filter(|entry| !entry["Id"].as_str().is_some_and(|id| ids.contains(&id)));
-    let failed = ids.iter().map(|id| json!(rule.error().entry((*id).to_owned())));
+    let successful = list("Successful").filter(|entry| both || !entry["Id"].as_str().is_some_and(|id| ids.contains(&id)));
+    let told = if rule.mode == FaultMode::OmitEntries { &[] } else { ids.as_slice() };
+    let failed = told.iter().map(|id| json!(rule.error().entry((*id).to_owned())));
     let (successful, failed): (Value, Value) = (successful.collect(), list("Failed").chain(failed).collect());
     output = json!({ "Successful": successful, "Failed": failed });
     json(&output)

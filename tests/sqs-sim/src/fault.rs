@@ -23,6 +23,10 @@ pub(crate) enum FaultMode {
     NeverAnswer,
     /// The chosen entries of a batch come back in `Failed` with `code`. They are served only with `queued_anyway`.
     FailEntries,
+    /// The chosen entries of a batch come back in neither list. They are served only with `queued_anyway`.
+    OmitEntries,
+    /// The chosen entries of a batch are served and come back in both lists.
+    DoubleEntries,
 }
 
 /// A rule; what is left out matches every call.
@@ -78,6 +82,13 @@ pub(crate) struct Seen<'a> {
     pub(crate) texts: &'a [String],
 }
 
+impl FaultMode {
+    /// Whether it is about some entries of a batch.
+    fn of_entries(self) -> bool {
+        matches!(self, FaultMode::FailEntries | FaultMode::OmitEntries | FaultMode::DoubleEntries)
+    }
+}
+
 impl Rule {
     fn matches(&self, seen: &Seen<'_>) -> bool {
         let action = self.op.as_deref().is_none_or(|op| op == seen.action);
@@ -86,8 +97,7 @@ impl Rule {
             url.rsplit('/').next().is_some_and(|name| name.contains(text))
         });
         let body = self.body_contains.as_deref().is_none_or(|text| seen.texts.iter().any(|seen| seen.contains(text)));
-        let entries =
-            self.mode != FaultMode::FailEntries || seen.request["Entries"].as_array().is_none_or(|all| !self.chosen(all).is_empty());
+        let entries = !self.mode.of_entries() || seen.request["Entries"].as_array().is_none_or(|all| !self.chosen(all).is_empty());
         action && queue && body && entries
     }
 

@@ -23,7 +23,7 @@
 //!
 //! ```json
 //! {"op": "SendMessageBatch", "queue_contains": "critical", "body_contains": "text", "skip": 0, "times": 1,
-//!  "mode": "delay | error | throttle | drop_request | lost_answer | never_answer | fail_entries",
+//!  "mode": "delay | error | throttle | drop_request | lost_answer | never_answer | fail_entries | omit_entries | double_entries",
 //!  "delay_ms": 0, "status": 500, "code": "InternalError", "sender_fault": false,
 //!  "entries": [0, 2], "entry_contains": "text", "queued_anyway": false}
 //! ```
@@ -31,7 +31,8 @@
 //! The first rule that matches acts. `body_contains` is also looked for in the message behind a receipt handle. Every
 //! mode waits `delay_ms` first. `error` and `throttle` refuse without effect; `drop_request` and `lost_answer` reset the
 //! connection, before and after the call took effect; `never_answer` keeps the client waiting; `fail_entries` puts the
-//! chosen entries of a batch into `Failed`. The last two have no effect on the queue unless `queued_anyway`.
+//! chosen entries of a batch into `Failed`, `omit_entries` into no list. These three have no effect on the queue unless
+//! `queued_anyway`. `double_entries` serves the chosen entries and puts them into both lists.
 //!
 //! # Where it differs from AWS
 //!
