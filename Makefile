@@ -25,7 +25,7 @@ down: ## Stop them
 	@scripts/stack down
 
 status: ## Show which of them run, and where
-	@scripts/stack status
+	@scripts/stack status || true
 
 test: setup ## Run all tests against the local stack
 	@$(WITH_STACK) cargo test --workspace
@@ -57,7 +57,7 @@ queues: ## Make the SQS queues, or correct their attributes
 	@$(if $(MONALISA_SQS_QUEUE_URL_PREFIX),,$(WITH_STACK)) cargo run --quiet --bin workers -- queues create
 
 run: ## Run the workers and the relay against the local stack
-	@$(WITH_STACK) MONALISA_RELAY=$${MONALISA_RELAY:-true} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} cargo run --quiet --bin workers
+	@$(WITH_STACK) MONALISA_RELAY=$${MONALISA_RELAY:-true} MONALISA_SQS_WAIT_SECONDS=$${MONALISA_SQS_WAIT_SECONDS:-2} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} cargo run --quiet --bin workers
 
 psql: ## Open psql on the local database
 	@$(WITH_STACK) psql "$$DATABASE_URL"

@@ -1,9 +1,11 @@
 //! The command line.
 
 use std::{
+    any::TypeId,
     io::{IsTerminal, Write},
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,9 +16,9 @@ use crate::{
     catalogue::Catalogue,
     config::{Config, Reader},
     error::Error,
-    migrate,
-    process::Workers,
+    migrate, process,
     queue::Queue,
+    run::State,
     sqs::{Queues, Target},
     unit::Units,
 };
@@ -24,6 +26,49 @@ use crate::{
 /// Retention of a main queue and of its dead-letter queue.
 const RETENTION: Duration = Duration::from_secs(4 * 86_400);
 const DEAD_LETTER_RETENTION: Duration = Duration::from_secs(14 * 86_400);
+
+/// A program of workers: the command line with the units linked into it.
+///
+/// ```no_run
+/// fn main() -> std::process::ExitCode {
+///     monalisa::Workers::new().main()
+/// }
+/// ```
+#[derive(Default)]
+pub struct Workers {
+    state: State,
+    service: Option<&'static str>,
+}
+
+impl Workers {
+    /// With the units that ship and those of the crates linked in.
+    pub fn new() -> Workers {
+        Workers::default()
+    }
+
+    /// Application state for handlers, one value a type: [`TaskRun::state`](crate::TaskRun::state) returns it.
+    #[must_use]
+    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Workers {
+        self.state.insert(TypeId::of::<T>(), Arc::new(state));
+        self
+    }
+
+    /// Name under which the catalogue is loaded, where several services share a database; default `workers`.
+    #[must_use]
+    pub fn service(mut self, name: &'static str) -> Workers {
+        self.service = Some(name);
+        self
+    }
+
+    /// Runs the command line: `workers` alone runs the workers, `workers --help` tells the rest.
+    pub fn main(self) -> ExitCode {
+        main(self)
+    }
+
+    fn service_name(&self) -> &'static str {
+        self.service.unwrap_or("workers")
+    }
+}
 
 /// Background work for PostgreSQL and SQS. Without a command it runs the workers.
 ///
@@ -69,11 +114,16 @@ enum QueuesCommand {
 }
 
 /// Parses the arguments and runs the command; the exit code is 0, 1 (failed) or 2 (usage).
-pub(crate) fn main(workers: Workers) -> ExitCode {
+fn main(workers: Workers) -> ExitCode {
     let arguments = Arguments::parse();
     start_logs();
+    // A panic is a log line like any other; what a handler's panic becomes is recorded in its run.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(place, "panicked: {}", panic.payload_as_str().unwrap_or("no text"));
+    }));
     let done = match arguments.command {
-        None | Some(Command::Run) => Config::from_environment().and_then(|config| workers.run(config)),
+        None | Some(Command::Run) => Config::from_environment().and_then(|config| process::work(workers.state, config)),
         Some(Command::Migrate) => wait(migrate_database(workers.service_name())),
         Some(Command::Tasks(TasksCommand::Generate { path })) => generate(&path),
         Some(Command::Tasks(TasksCommand::Check)) => check(),
@@ -88,10 +138,12 @@ pub(crate) fn main(workers: Workers) -> ExitCode {
     }
 }
 
+/// Other crates say only what matters.
+const DEFAULT_FILTER: &str = "info,deadpool=error,refinery_core=warn,refinery_core::traits::missing=off,tokio_postgres=warn";
+
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,deadpool=error,refinery_core=warn,refinery_core::traits::missing=off"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let terminal = std::io::stderr().is_terminal();
     let pretty = match std::env::var("MONALISA_LOG_FORMAT").as_deref() {
         Ok("json") => false,
@@ -130,6 +182,13 @@ async fn migrate_database(service: &'static str) -> Result<(), Error> {
     }
     for (change, unit) in &migrated.catalogue {
         say(&format!("{change:<9} {unit}"));
+    }
+    let retired = migrated.catalogue.iter().filter(|(change, _)| change == "retired").count();
+    if retired > 0 {
+        say(&format!(
+            "{retired} units were loaded for {service} by another program or version and are retired now: enqueueing them is refused in 7 days; \
+             migrate with the program that has them to restore them"
+        ));
     }
     say(&format!("the schema is at version {}, the catalogue of {service} is loaded", migrated.version));
     Ok(())

@@ -27,7 +27,7 @@ pub enum Error {
         text: String,
     },
     /// Valkey refused a command, or did not answer in time.
-    #[error("Valkey: {0}")]
+    #[error("Valkey: {0}; without it rows go out at the next sweep")]
     Valkey(String),
     /// The configuration cannot be used; every problem on a line of its own.
     #[error("the configuration cannot be used:\n{0}")]

@@ -60,7 +60,7 @@ impl TaskError {
         TaskError::permanent("NOT_FOUND", text)
     }
 
-    /// For a transient error: the wait before the next attempt, instead of the backoff.
+    /// For a transient error: the wait before the next attempt, instead of the backoff; at most a year.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -93,7 +93,9 @@ impl TaskError {
 
     /// The text, cut to 4 KiB on a character boundary and marked as cut, without characters that jsonb or SQS refuse.
     pub fn text(&self) -> String {
-        storable(&self.text, TEXT_LIMIT)
+        // Errors of our own functions begin with their code, which stands before the text already.
+        let text = self.text.strip_prefix(&*self.code).and_then(|text| text.strip_prefix(": ")).unwrap_or(&self.text);
+        storable(text, TEXT_LIMIT)
     }
 
     /// Whether the database session of the attempt was lost, which is not the handler's failure.

@@ -10,7 +10,6 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokio_util::sync::CancellationToken;
 use warp::{Filter, http::StatusCode};
 
 use crate::{drive::Pulse, error::Error};
@@ -75,16 +74,13 @@ pub(crate) async fn bind(port: u16) -> Result<tokio::net::TcpListener, Error> {
         .map_err(|error| Error::Config(format!("MONALISA_HEALTH_PORT {port} cannot be listened on: {error}; choose another")))
 }
 
-/// Serves until stopped, and does not wait for connections that stay open.
-pub(crate) async fn serve(health: Arc<Health>, listener: tokio::net::TcpListener, stop: CancellationToken) {
+/// Serves until the process exits, which does not wait for connections that stay open.
+pub(crate) async fn serve(health: Arc<Health>, listener: tokio::net::TcpListener) {
     let healthz = warp::path!("healthz").and(warp::get()).map(move || {
         let (ready, report) = health.report();
         let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         warp::reply::with_status(warp::reply::json(&report), status)
     });
     let livez = warp::path!("livez").and(warp::get()).map(|| warp::reply::json(&json!({ "status": "ok" })));
-    tokio::select! {
-        () = warp::serve(healthz.or(livez)).incoming(listener).run() => {}
-        () = stop.cancelled() => {}
-    }
+    warp::serve(healthz.or(livez)).incoming(listener).run().await;
 }

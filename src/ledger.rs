@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use deadpool_postgres::{GenericClient, Object, Transaction};
+use futures_util::future::join;
 use tokio_postgres::{IsolationLevel, Row};
 use uuid::Uuid;
 
@@ -79,6 +80,8 @@ pub struct Started {
     pub traceparent: Option<String>,
     /// When it started, by the database clock.
     pub started_at: DateTime<Utc>,
+    /// The worker whose lease had lapsed, where this is a take-over.
+    pub lost_worker: Option<String>,
 }
 
 impl Started {
@@ -171,6 +174,7 @@ pub async fn start(client: &impl GenericClient, starts: &[Start], alone: bool, w
                 scheduled_for: row.try_get("scheduled_for")?,
                 traceparent: row.try_get("traceparent")?,
                 started_at: row.try_get("started_at")?,
+                lost_worker: row.try_get("lost_worker")?,
             })
         })
         .collect::<Result<_, _>>()
@@ -202,21 +206,29 @@ pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec
     lost.collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::EXTEND.name))
 }
 
+/// A new transaction, free of what an earlier handler left in the session: role, settings, cursors, temporary tables, locks.
+const BEGIN_EFFECT: &str = "begin isolation level read committed read write; close all; set session authorization default; reset all; \
+                            unlisten *; discard temp; select pg_advisory_unlock_all()";
+
 /// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
 pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
-    let begin = "begin isolation level read committed read write";
-    let limit = format!(
-        "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0",
+    let settings = format!(
+        "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0; \
+         set local timezone = 'UTC'; set local client_min_messages = 'warning'",
         idle.as_millis()
     );
-    connection.batch_execute(&format!("{begin}; {limit}")).await.map_err(Error::postgres("effect begin"))?;
+    connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}")).await.map_err(Error::postgres("effect begin"))?;
     let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();
     rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &run.unit, /* token */ &run.token.to_string()]).await.map(drop)
 }
 
 /// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
+/// The handler may have changed its role; whoever it is now may not finish runs. Both statements go in one round trip.
 pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>) -> Result<(), Error> {
-    rows(connection, sql::runs::SUCCEED, &[&run.run_id, &run.token, &outcome]).await.map(drop)
+    let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&run.run_id, &run.token, &outcome];
+    let (own_role, done) = join(connection.batch_execute("set local role none"), rows(connection, sql::runs::SUCCEED, parameters)).await;
+    own_role.map_err(Error::postgres(sql::runs::SUCCEED.name))?;
+    done.map(drop)
 }
 
 /// Finishes a run whose handler used no effect transaction.
@@ -344,13 +356,15 @@ pub(crate) async fn renew(connection: &mut Object, run_ids: &[Uuid]) -> Result<(
     commit(transaction, sql::runs::LOCK_UNFINISHED.name).await
 }
 
-/// Sends waiting runs back through the outbox with a delay, because their unit is full here.
-pub(crate) async fn postpone(connection: &mut Object, run_ids: &[Uuid], delay: Duration) -> Result<(), Error> {
+/// Sends a waiting run back through the outbox with a delay, because its unit is full here; false where it does not wait any more.
+pub(crate) async fn postpone(connection: &mut Object, run_id: Uuid, delay: Duration) -> Result<bool, Error> {
     let transaction = begin(connection).await?;
-    let delay = delay.as_secs_f64();
-    let waiting = ids(&rows(&transaction, sql::runs::POSTPONE, &[&run_ids, /* delay_s */ &delay]).await?, sql::runs::POSTPONE)?;
-    reissue(&transaction, &waiting).await?;
-    commit(transaction, sql::runs::POSTPONE.name).await
+    let postponed = !rows(&transaction, sql::runs::POSTPONE, &[&run_id, /* delay_s */ &delay.as_secs_f64()]).await?.is_empty();
+    if postponed {
+        reissue(&transaction, &[run_id]).await?;
+    }
+    commit(transaction, sql::runs::POSTPONE.name).await?;
+    Ok(postponed)
 }
 
 /// Writes what a handler reports.
@@ -380,10 +394,11 @@ fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
     rows.iter().map(|row| row.try_get("run_id")).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
 }
 
-/// Ends an effect transaction without its effect. The connection returns to its pool only where the rollback was answered in time.
-pub(crate) async fn roll_back(pools: &Pools, connection: Object) {
-    let answered = tokio::time::timeout(Duration::from_secs(5), connection.batch_execute("rollback")).await;
-    if !matches!(answered, Ok(Ok(()))) {
+/// Ends an effect transaction without its effect. The connection returns to its pool only where the session is of further use, and
+/// the rollback was answered in time.
+pub(crate) async fn roll_back(pools: &Pools, connection: Object, gone: bool) {
+    let rollback = async { !gone && connection.batch_execute("rollback").await.is_ok() };
+    if tokio::time::timeout(Duration::from_secs(5), rollback).await != Ok(true) {
         pools.discard(connection);
     }
 }

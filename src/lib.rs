@@ -90,11 +90,11 @@ pub mod units;
 mod worker;
 
 #[cfg(feature = "workers")]
+pub use cli::Workers;
+#[cfg(feature = "workers")]
 pub use failure::TaskError;
 #[cfg(feature = "workers")]
 pub use migrate::{Migrated, migrate};
-#[cfg(feature = "workers")]
-pub use process::Workers;
 #[cfg(feature = "workers")]
 pub use queue::Queue;
 #[cfg(feature = "workers")]

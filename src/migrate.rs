@@ -123,6 +123,12 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
     let version: Option<i32> = match version {
         Ok(row) => row.try_get("version").map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?,
         Err(error) if error.code().is_some_and(|code| matches!(code.code(), "42P01" | "3F000")) => None,
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            return Err(Error::Other(
+                "the role in DATABASE_URL may not work here: grant monalisa_worker to it, after workers migrate has made the schema"
+                    .to_owned(),
+            ));
+        }
         Err(error) => return Err(Error::Postgres { statement: sql::ops::SCHEMA_VERSION.name, source: error }),
     };
     match (version, newest()) {

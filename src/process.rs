@@ -1,13 +1,12 @@
 //! A whole process: boot checks, the parts, and the order in which they stop.
 
-use std::{any::TypeId, collections::BTreeSet, panic::AssertUnwindSafe, process::ExitCode, sync::Arc, time::Duration};
+use std::{any::TypeId, collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    cli,
     config::Config,
     database::{PoolPlan, Pools},
     drive::{Pulse, drive},
@@ -35,59 +34,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
-/// A program of workers: the command line with the units linked into it.
-///
-/// ```no_run
-/// fn main() -> std::process::ExitCode {
-///     monalisa::Workers::new().main()
-/// }
-/// ```
-#[derive(Default)]
-pub struct Workers {
-    state: State,
-    service: Option<&'static str>,
-}
-
-impl Workers {
-    /// With the units that ship and those of the crates linked in.
-    pub fn new() -> Workers {
-        Workers::default()
-    }
-
-    /// Application state for handlers, one value a type: [`TaskRun::state`](crate::TaskRun::state) returns it.
-    #[must_use]
-    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Workers {
-        self.state.insert(TypeId::of::<T>(), Arc::new(state));
-        self
-    }
-
-    /// Name under which the catalogue is loaded, where several services share a database; default `workers`.
-    #[must_use]
-    pub fn service(mut self, name: &'static str) -> Workers {
-        self.service = Some(name);
-        self
-    }
-
-    /// Runs the command line: `workers` alone runs the workers, `workers --help` tells the rest.
-    pub fn main(self) -> ExitCode {
-        cli::main(self)
-    }
-
-    pub(crate) fn service_name(&self) -> &'static str {
-        self.service.unwrap_or("workers")
-    }
-
-    /// Runs the workers until SIGTERM or SIGINT.
-    pub(crate) fn run(self, config: Config) -> Result<(), Error> {
-        let units = Units::discover().map_err(Error::Config)?;
-        let machinery = runtime("monalisa")?;
-        let handlers = runtime("handler")?;
-        let done = machinery.block_on(run(self.state, config, units, &handlers));
-        // A handler that blocks its thread must not hold up the exit.
-        handlers.shutdown_background();
-        machinery.shutdown_background();
-        done
-    }
+/// Runs the workers until SIGTERM or SIGINT.
+pub(crate) fn work(state: State, config: Config) -> Result<(), Error> {
+    let units = Units::discover().map_err(Error::Config)?;
+    let machinery = runtime("monalisa")?;
+    let handlers = runtime("handler")?;
+    let done = machinery.block_on(run(state, config, units, &handlers));
+    // A handler that blocks its thread must not hold up the exit.
+    handlers.shutdown_background();
+    machinery.shutdown_background();
+    done
 }
 
 fn runtime(name: &'static str) -> Result<Runtime, Error> {
@@ -99,18 +55,200 @@ fn runtime(name: &'static str) -> Result<Runtime, Error> {
         .map_err(|error| Error::Other(format!("no threads: {error}")))
 }
 
-async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime) -> Result<(), Error> {
-    let machinery = tokio::runtime::Handle::current();
+async fn run(state: State, config: Config, units: Units, handlers: &Runtime) -> Result<(), Error> {
+    let mut signals = Signals::new()?;
+    let process = Process::start(state, config, &units, handlers).await?;
+    tokio::select! {
+        () = signals.next() => {}
+        () = process.parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
+    }
+    let budget = process.config.stop_timeout;
+    tracing::info!(
+        budget_ms = budget.as_millis() as u64,
+        long_poll_ms = process.config.wait.as_millis() as u64,
+        "stopping: nothing new is received or started; a long poll under way is waited for, a second signal exits at once"
+    );
+    process.health.set(Phase::Draining);
+    tokio::select! {
+        () = process.drain() => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        () = signals.next() => Err("a second signal: exiting at once"),
+        () = tokio::time::sleep(budget) => Err("the stop budget is used up: exiting"),
+    }
+    .map_err(|reason| Error::Other(format!("{reason}; leases lapse and their runs are taken over")))
+}
+
+/// What runs, and how to stop it.
+struct Process {
+    config: Config,
+    worker: Arc<Worker>,
+    parts: Parts,
+    health: Arc<Health>,
+    pollers: TaskTracker,
+    background: TaskTracker,
+    stop_relay: CancellationToken,
+    stop_beats: CancellationToken,
+}
+
+impl Process {
+    /// Checks what it was told against what is there, then starts every part.
+    async fn start(mut state: State, config: Config, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
+        let slots = Slots::new(units, &config.concurrency, &config.queues);
+        let (plan, mailer) = check_settings(&config, units, slots.total())?;
+        state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
+        let listener = health::bind(config.health_port).await?;
+        let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
+        migrate::check(&config.database.connect("boot").await?).await?;
+        let sqs = Queues::connect(&config.sqs).await;
+        check_queues(&sqs, &config).await?;
+
+        let parts = Parts::new(&config);
+        let health = Health::new(parts.bounds(&config));
+        tokio::spawn(health::serve(health.clone(), listener));
+        let longest = slots.longest_timeout();
+        let machinery = tokio::runtime::Handle::current();
+        let pools = Pools::new(&config.database, plan, config.relay_settings.send_timeout, longest, &machinery)?;
+        let background = TaskTracker::new();
+        let worker = Arc::new(Worker {
+            id: worker_id(),
+            sqs: sqs.clone(),
+            visibility: config.visibility,
+            backoff: config.backoff,
+            wait: config.wait,
+            state: Arc::new(state),
+            slots,
+            holds: Holds::default(),
+            settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
+            database: parts.pulse("database"),
+            wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
+            handlers: handlers.handle().clone(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            cut: CancellationToken::new(),
+            pools,
+        });
+        let process = Process {
+            worker,
+            parts,
+            health,
+            background,
+            pollers: TaskTracker::new(),
+            stop_relay: CancellationToken::new(),
+            stop_beats: CancellationToken::new(),
+            config,
+        };
+        if process.config.relay {
+            process.start_relay(plan.relay)?;
+        }
+        process.start_workers();
+        process.health.set(Phase::Ready);
+        tracing::info!(
+            worker = process.worker.id,
+            queues = process.config.queues.iter().map(|queue| queue.as_str()).collect::<Vec<_>>().join(","),
+            relay = process.config.relay,
+            slots = process.worker.slots.total(),
+            health_port,
+            database = process.config.database.label(),
+            "ready"
+        );
+        Ok(process)
+    }
+
+    /// A poller and a heartbeat for each queue.
+    fn start_workers(&self) {
+        let worker = &self.worker;
+        for queue in self.config.queues.iter().copied() {
+            let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
+            let driven = drive(poller, worker.stop.clone(), self.parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
+            self.pollers.spawn(self.parts.loud("poller", driven));
+            let heart = Heart { worker: worker.clone(), queue };
+            let limit = self.config.visibility.of(queue) / 6;
+            let driven = drive(heart, self.stop_beats.clone(), self.parts.pulse(&format!("heartbeat:{queue}")), limit);
+            self.background.spawn(self.parts.loud("heartbeat", driven));
+        }
+    }
+
+    /// The loops of the relay, and the one that listens for wakes.
+    fn start_relay(&self, connections: usize) -> Result<(), Error> {
+        let (config, worker, stop) = (&self.config, &self.worker, &self.stop_relay);
+        for queues in Relay::lanes(connections) {
+            let relay = Relay::new(worker.pools.relay.clone(), worker.sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
+            let lane = Lane { relay, woken: worker.wakes.local.subscribe() };
+            let driven = drive(lane, stop.clone(), self.parts.pulse("relay"), LONGEST_PAUSE);
+            self.background.spawn(self.parts.loud("relay", driven));
+        }
+        if let Some(url) = &config.valkey {
+            let listener = Listener { sleeper: Sleeper::new(url)?, wake: worker.wakes.local.clone() };
+            let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);
+            let stop = stop.clone();
+            self.background.spawn(self.parts.loud("wake", async move {
+                tokio::select! {
+                    () = listening => {}
+                    // A wake that is popped and lost costs a sweep at most.
+                    () = stop.cancelled() => {}
+                }
+            }));
+        }
+        Ok(())
+    }
+
+    /// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
+    async fn drain(&self) {
+        let worker = &self.worker;
+        let cut_at = tokio::time::Instant::now() + self.config.stop_timeout.saturating_sub(STOP_RESERVE);
+        worker.stop.cancel();
+        self.pollers.close();
+        worker.tasks.close();
+        let finished = async {
+            self.pollers.wait().await;
+            worker.tasks.wait().await;
+        };
+        if tokio::time::timeout_at(cut_at, finished).await.is_err() {
+            tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
+            worker.cut.cancel();
+            self.pollers.wait().await;
+            worker.tasks.wait().await;
+        }
+        worker.settlers.flush().await;
+        self.stop_beats.cancel();
+        if self.config.relay {
+            self.carry_the_rest().await;
+        }
+        self.stop_relay.cancel();
+        self.background.close();
+        // Settlers have nothing left and end with the worker itself. A pass of the relay that is cut off leaves its rows pending.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.background.wait()).await;
+    }
+
+    /// Two more rounds of the relay carry what was just given back: one may have begun before.
+    async fn carry_the_rest(&self) {
+        let relay = self.parts.pulse("relay");
+        for _ in 0..2 {
+            let beats = relay.beats();
+            self.worker.wakes.local.send_replace(());
+            let round = async {
+                while relay.beats() == beats {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_millis(500), round).await;
+        }
+    }
+}
+
+/// Checks what needs no other system; all problems at once.
+fn check_settings(config: &Config, units: &Units, slots: usize) -> Result<(PoolPlan, Mailer), Error> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let slots = Slots::new(&units, &config.concurrency, &config.queues);
-    let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
     let mut problems = Vec::new();
+    let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
     if !unknown.is_empty() {
         problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
     }
-    let plan = PoolPlan::new(config.pool_size, slots.total()).map_err(|problem| problems.push(problem)).ok();
+    let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
     let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
     let (Some(plan), Some(mailer), true) = (plan, mailer, problems.is_empty()) else {
         return Err(Error::Config(problems.join("\n")));
@@ -120,161 +258,7 @@ async fn run(mut state: State, config: Config, units: Units, handlers: &Runtime)
             "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
         );
     }
-    state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
-
-    let listener = health::bind(config.health_port).await?;
-    let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
-    migrate::check(&config.database.connect("boot").await?).await?;
-    let sqs = Queues::connect(&config.sqs).await;
-    check_queues(&sqs, &config).await?;
-
-    let longest = slots.longest_timeout();
-    let pools = Pools::new(&config.database, plan, config.relay_settings.send_timeout, longest, &machinery)?;
-    let parts = Parts::new(&config);
-    let health = Health::new(parts.bounds(&config));
-    let serve = CancellationToken::new();
-    tokio::spawn(health::serve(health.clone(), listener, serve.clone()));
-
-    let background = TaskTracker::new();
-    let (local, woken) = watch::channel(());
-    let stop_relay = CancellationToken::new();
-    if config.relay {
-        start_relay(&config, &pools, &sqs, plan.relay, &parts, &background, &stop_relay, &woken, local.clone())?;
-    }
-
-    let stop_beats = CancellationToken::new();
-    let worker = Arc::new(Worker {
-        id: worker_id(),
-        sqs: sqs.clone(),
-        visibility: config.visibility,
-        backoff: config.backoff,
-        wait: config.wait,
-        state: Arc::new(state),
-        slots,
-        holds: Holds::default(),
-        settlers: Settlers::start(&sqs, &config.queues, |future| drop(background.spawn(future))),
-        database: parts.pulse("database"),
-        wakes: Wakes { local, valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
-        handlers: handlers.handle().clone(),
-        tasks: TaskTracker::new(),
-        stop: CancellationToken::new(),
-        cut: CancellationToken::new(),
-        pools,
-    });
-    let pollers = TaskTracker::new();
-    for queue in config.queues.iter().copied() {
-        let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
-        let driven = drive(poller, worker.stop.clone(), parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
-        pollers.spawn(parts.loud("poller", driven));
-        let heart = Heart { worker: worker.clone(), queue };
-        let limit = config.visibility.of(queue) / 6;
-        let driven = drive(heart, stop_beats.clone(), parts.pulse(&format!("heartbeat:{queue}")), limit);
-        background.spawn(parts.loud("heartbeat", driven));
-    }
-    health.set(Phase::Ready);
-    tracing::info!(
-        worker = worker.id,
-        queues = config.queues.iter().map(|queue| queue.as_str()).collect::<Vec<_>>().join(","),
-        relay = config.relay,
-        slots = worker.slots.total(),
-        health_port,
-        database = config.database.label(),
-        "ready"
-    );
-
-    let mut signals = Signals::new()?;
-    tokio::select! {
-        () = signals.next() => {}
-        () = parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
-    }
-    tracing::info!(budget_ms = config.stop_timeout.as_millis() as u64, "stopping: nothing new is received or started");
-    health.set(Phase::Draining);
-    let relay = config.relay.then(|| parts.pulse("relay"));
-    let drained = drain(&worker, &pollers, &background, &stop_relay, &stop_beats, relay, config.stop_timeout);
-    let stopped = tokio::select! {
-        () = drained => Ok(()),
-        () = signals.next() => Err("a second signal: exiting at once; leases lapse and their runs are taken over"),
-        () = tokio::time::sleep(config.stop_timeout) => Err("the stop budget is used up: exiting; leases lapse and their runs are taken over"),
-    };
-    serve.cancel();
-    stopped.map(|()| tracing::info!("stopped")).map_err(|reason| Error::Other(reason.to_owned()))
-}
-
-/// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
-async fn drain(
-    worker: &Arc<Worker>,
-    pollers: &TaskTracker,
-    background: &TaskTracker,
-    stop_relay: &CancellationToken,
-    stop_beats: &CancellationToken,
-    relay: Option<Pulse>,
-    budget: Duration,
-) {
-    let cut_at = tokio::time::Instant::now() + budget.saturating_sub(STOP_RESERVE);
-    worker.stop.cancel();
-    pollers.close();
-    worker.tasks.close();
-    let finished = async {
-        pollers.wait().await;
-        worker.tasks.wait().await;
-    };
-    if tokio::time::timeout_at(cut_at, finished).await.is_err() {
-        tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
-        worker.cut.cancel();
-        pollers.wait().await;
-        worker.tasks.wait().await;
-    }
-    worker.settlers.flush().await;
-    stop_beats.cancel();
-    // Two more rounds carry what was just given back: one may have begun before.
-    if let Some(relay) = relay {
-        for _ in 0..2 {
-            let beats = relay.beats();
-            worker.wakes.local.send_replace(());
-            let round = async {
-                while relay.beats() == beats {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
-            let _ = tokio::time::timeout(Duration::from_millis(500), round).await;
-        }
-    }
-    stop_relay.cancel();
-    background.close();
-    // Settlers end with the worker itself; beats and relay end here.
-    let _ = tokio::time::timeout(Duration::from_millis(500), background.wait()).await;
-}
-
-#[allow(clippy::too_many_arguments, reason = "called once, and each is a part of the process")]
-fn start_relay(
-    config: &Config,
-    pools: &Pools,
-    sqs: &Queues,
-    connections: usize,
-    parts: &Parts,
-    background: &TaskTracker,
-    stop: &CancellationToken,
-    woken: &watch::Receiver<()>,
-    local: watch::Sender<()>,
-) -> Result<(), Error> {
-    for queues in Relay::lanes(connections) {
-        let relay = Relay::new(pools.relay.clone(), sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
-        let lane = Lane { relay, woken: woken.clone() };
-        background.spawn(parts.loud("relay", drive(lane, stop.clone(), parts.pulse("relay"), LONGEST_PAUSE)));
-    }
-    if let Some(url) = &config.valkey {
-        let listener = Listener { sleeper: Sleeper::new(url)?, wake: local };
-        let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);
-        let stop = stop.clone();
-        background.spawn(parts.loud("wake", async move {
-            tokio::select! {
-                () = listening => {}
-                // A wake that is popped and lost costs a sweep at most.
-                () = stop.cancelled() => {}
-            }
-        }));
-    }
-    Ok(())
+    Ok((plan, mailer))
 }
 
 async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
@@ -282,7 +266,14 @@ async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
     let relayed: BTreeSet<_> = if config.relay { crate::queue::Queue::ALL.into_iter().collect() } else { BTreeSet::new() };
     for queue in relayed.into_iter().chain(config.queues.iter().copied()).collect::<BTreeSet<_>>() {
         for target in [Target::Main(queue), Target::DeadLetters(queue)] {
-            if !sqs.exists(target).await? {
+            let exists = sqs.exists(target).await.map_err(|error| {
+                Error::Other(format!(
+                    "{error}; asked for {}: check MONALISA_SQS_ENDPOINT (unset for AWS), MONALISA_SQS_REGION and the AWS credentials \
+                     (MONALISA_SQS_LOCAL_CREDENTIALS=true for a local engine)",
+                    sqs.url(target)
+                ))
+            })?;
+            if !exists {
                 missing.push(sqs.url(target));
             }
         }

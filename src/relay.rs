@@ -117,10 +117,11 @@ impl Look {
         }
     }
 
-    fn looked(&mut self, from: &From, began: Instant, last: Option<String>) {
+    /// `cost` is what the look took of PostgreSQL's time, not of SQS's.
+    fn looked(&mut self, from: &From, began: Instant, cost: Duration, last: Option<String>) {
         self.partial = *from != From::TheStart;
         if !self.partial {
-            self.full_at = Instant::now() + FULL_LOOK.max(began.elapsed() * 20);
+            self.full_at = Instant::now() + FULL_LOOK.max(cost * 20);
         }
         self.next = last.map_or(NextLook::Since(began), NextLook::After);
     }
@@ -150,15 +151,19 @@ impl Relay {
     async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
         let mut waits = Vec::new();
         let mut due = Vec::new();
-        for table in Table::BOTH {
-            let began = Instant::now();
-            let looks: Vec<(Queue, From)> = self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect();
-            for (state, (queue, from)) in outbox::due(connection, table, &looks).await?.into_iter().zip(looks) {
+        let began = Instant::now();
+        let looks = Table::BOTH.map(|table| self.queues.clone().into_iter().map(|queue| (queue, self.look(queue, table).from())).collect());
+        let [tenant, platform]: &[Vec<(Queue, From)>; 2] = &looks;
+        // Both are on their way at once.
+        let (tenant, platform) =
+            tokio::try_join!(outbox::due(connection, Table::Tenant, tenant), outbox::due(connection, Table::Platform, platform))?;
+        for ((table, states), looks) in Table::BOTH.into_iter().zip([tenant, platform]).zip(looks) {
+            for (state, (queue, from)) in states.into_iter().zip(looks) {
                 waits.extend(state.wait);
                 if state.now {
                     due.push((queue, table));
                 } else {
-                    self.look(queue, table).looked(&from, began, None);
+                    self.look(queue, table).looked(&from, began, began.elapsed(), None);
                 }
             }
         }
@@ -211,12 +216,13 @@ impl Relay {
             .await
             .map_err(Error::postgres("relay begin"))?;
         let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
+        let cost = began.elapsed();
         // Until this pass has committed everything it claimed, its rows are looked for again.
         self.look(queue, table).next = NextLook::Full;
         if rows.is_empty() {
             transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
             let look = self.look(queue, table);
-            look.looked(&from, began, None);
+            look.looked(&from, began, cost, None);
             // Somebody else holds what was due; it may die with it.
             look.partial = true;
             return Ok(false);
@@ -231,7 +237,7 @@ impl Relay {
         transaction.commit().await.map_err(Error::postgres("relay commit"))?;
         if outcome.sent.len() + outcome.not_sent.len() == rows.len() {
             let full = rows.len() as i64 == limit;
-            self.look(queue, table).looked(&from, began, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+            self.look(queue, table).looked(&from, began, cost, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
         }
         Ok(true)
     }
@@ -445,9 +451,9 @@ mod tests {
         let now = Instant::now();
         let mut look = Look { next: NextLook::Full, full_at: now + Duration::from_secs(60), partial: false };
         assert_eq!(look.from(), From::TheStart);
-        look.looked(&From::TheStart, now, Some("2026-01-01".to_owned()));
+        look.looked(&From::TheStart, now, Duration::ZERO, Some("2026-01-01".to_owned()));
         assert_eq!(look.from(), From::Row("2026-01-01".to_owned()));
-        look.looked(&From::Row(String::new()), now, None);
+        look.looked(&From::Row(String::new()), now, Duration::ZERO, None);
         assert!(look.partial && matches!(look.from(), From::Ago(time) if time >= LOOKBACK));
         look.full_at = Instant::now();
         assert_eq!(look.from(), From::TheStart, "now and then everything is looked at");

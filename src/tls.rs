@@ -29,15 +29,15 @@ pub(crate) fn client(verify: Verify, roots: Option<&str>) -> Result<ClientConfig
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS: {error}"))?;
-    if verify == Verify::Nothing {
-        return Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(Unchecked(provider))).with_no_client_auth());
-    }
-    let store = Arc::new(authorities(roots)?);
-    if verify == Verify::Full {
-        return Ok(builder.with_root_certificates(store).with_no_client_auth());
-    }
-    let inner = WebPkiServerVerifier::builder_with_provider(store, provider).build().map_err(|error| format!("sslrootcert: {error}"))?;
-    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(ChainOnly(inner))).with_no_client_auth())
+    let chain = match verify {
+        Verify::Full => return Ok(builder.with_root_certificates(authorities(roots)?).with_no_client_auth()),
+        Verify::Nothing => None,
+        Verify::Chain => {
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(authorities(roots)?), provider.clone());
+            Some(verifier.build().map_err(|error| format!("sslrootcert: {error}"))?)
+        }
+    };
+    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(Lenient { provider, chain })).with_no_client_auth())
 }
 
 fn authorities(roots: Option<&str>) -> Result<RootCertStore, String> {
@@ -60,50 +60,15 @@ fn authorities(roots: Option<&str>) -> Result<RootCertStore, String> {
     Ok(store)
 }
 
-/// Checks the signatures of the handshake, not whose certificate it is.
+/// Checks less than `verify-full`: without a chain only the signatures of the handshake, with one whose certificate it is, and never
+/// the host's name.
 #[derive(Debug)]
-struct Unchecked(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Unchecked {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+struct Lenient {
+    provider: Arc<CryptoProvider>,
+    chain: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// Checks the chain and its dates, not the host's name.
-#[derive(Debug)]
-struct ChainOnly(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for ChainOnly {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -112,7 +77,8 @@ impl ServerCertVerifier for ChainOnly {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        match self.0.verify_server_cert(certificate, intermediates, name, ocsp, now) {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(certificate, intermediates, name, ocsp, now) {
             Err(Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
                 Ok(ServerCertVerified::assertion())
             }
@@ -126,7 +92,7 @@ impl ServerCertVerifier for ChainOnly {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -135,10 +101,10 @@ impl ServerCertVerifier for ChainOnly {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

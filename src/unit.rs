@@ -191,7 +191,8 @@ pub fn decode<P: DeserializeOwned>(text: &str) -> Result<P, TaskError> {
             }
             None => "not readable".to_owned(),
         };
-        TaskError::permanent("PAYLOAD_UNDECODABLE", format!("the payload does not fit at {path}: {problem}"))
+        let place = if path == "." { String::new() } else { format!(" at {path}") };
+        TaskError::permanent("PAYLOAD_UNDECODABLE", format!("the payload does not fit{place}: {problem}"))
     })
 }
 

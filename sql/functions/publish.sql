@@ -57,6 +57,14 @@ begin
     end if;
   end if;
   if v_units is null then
+    raise notice 'EVENT_WITHOUT_SUBSCRIBER: nobody subscribes to % v%', publish.event_type, publish.version
+      using hint = coalesce(
+        'Subscribed to are: ' || (select string_agg(distinct format('%s v%s', u.event_type, u.event_version), ', ')
+                                    from work.units u
+                                   where u.retired_at is null
+                                     and (u.event_type = publish.event_type
+                                          or split_part(u.event_type, '.', 1) = split_part(publish.event_type, '.', 1))) || '.',
+        'That is no error: an event may have no subscriber.');
     return;
   end if;
   perform work.enqueue(v_units, v_new, publish.payload, v_tenant, v_due, work.checked_traceparent(publish.traceparent));

@@ -21,6 +21,6 @@ begin
   v_near := work.nearest_units(p_name);
   raise exception 'UNIT_NOT_IN_CATALOG: there is no task named %', coalesce(quote_literal(left(p_name, 80)), 'null')
     using errcode = 'ML001',
-          hint = coalesce(format('Did you mean: %s? ', v_near), '') || 'Deploy the workers, and with them the catalogue, before the API.';
+          hint = coalesce('Did you mean: ' || v_near || '? ', '') || 'Deploy the workers, and with them the catalogue, before the API.';
 end
 $$;

@@ -2,7 +2,7 @@
 -- $1 run_ids      uuid[]
 -- $2 tokens       uuid[], in the same order
 -- $3 reason       text
--- $4 delay_s      float8
+-- $4 delay_s      float8, doubled with each interruption, up to 64 times
 -- $5 interrupted  bool: the database session was lost; at most twenty times a generation
 -- returns   run_id uuid; each that was given back
 -- caller    src/ledger.rs, which re-issues them in the same transaction and only then deletes their messages
@@ -12,7 +12,7 @@ with u as (
   update work.task_runs r
      set status = 'queued', token = null, lease_expires_at = null,
          interruptions = r.interruptions + $5::int4,
-         available_at = clock_timestamp() + make_interval(secs => $4)
+         available_at = clock_timestamp() + make_interval(secs => $4::float8 * case when $5 then 1 << least(r.interruptions, 6) else 1 end)
     from unnest($1::uuid[], $2::uuid[]) m (run_id, token)
    where r.run_id = m.run_id and r.token = m.token
      and (not $5 or r.interruptions < 20)

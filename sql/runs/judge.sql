@@ -23,7 +23,10 @@ select m.ord,
          else 'ready'
        end as verdict,
        r.unit,
-       greatest(0, extract(epoch from coalesce(r.lease_expires_at, r.available_at) - clock_timestamp()))::float8 as wait_s
-  from unnest($1::uuid[], $2::int4[], $3::int4[], $4::int4[]) with ordinality m (run_id, generation, mark, receives, ord)
+       -- Longer than SQS can hide is all the same; infinity, written by hand, has no difference to now.
+       extract(epoch from least(greatest(coalesce(r.lease_expires_at, r.available_at), now.at), now.at + interval '1 day') - now.at)::float8
+         as wait_s
+  from (select clock_timestamp() as at offset 0) now,
+       unnest($1::uuid[], $2::int4[], $3::int4[], $4::int4[]) with ordinality m (run_id, generation, mark, receives, ord)
   left join work.task_runs r on r.run_id = m.run_id
  order by m.ord

@@ -4,7 +4,11 @@
 //! comes back and is judged as over. A COMMIT whose answer is lost is decided by a fenced update on another session, which waits
 //! for the row lock of the unanswered one (I2).
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use deadpool_postgres::Object;
 use futures_util::FutureExt;
@@ -26,7 +30,11 @@ use super::{Worker, holds::Hold, settle::Settle};
 
 /// The fifth receive is the last that may return by visibility; the sixth would not be started.
 const LAST_RECEIVE: i32 = 5;
-/// First wait after an interruption.
+/// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
+const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
+/// How long a stopping process tries to reach PostgreSQL; part of what the stop budget keeps in reserve.
+const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(3);
+/// Wait after the first interruption; doubled at each.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Attempt {
@@ -59,7 +67,10 @@ impl Attempt {
     pub(crate) async fn run(self, slot: OwnedSemaphorePermit) {
         let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
         async {
-            tracing::debug!("started");
+            match &self.started.lost_worker {
+                Some(lost_worker) => tracing::warn!(lost_worker, "taken over: the lease of the worker that had it lapsed"),
+                None => tracing::debug!("started"),
+            }
             // The slot is kept until the run is finished: its effect still holds a connection.
             let (ended, _slot) = self.handle(slot).await;
             let fate = match ended {
@@ -147,7 +158,7 @@ impl Attempt {
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
     async fn commit(&self, connection: Object, outcome: Option<&str>) -> Result<(), Error> {
         if let Err(error) = ledger::succeed(&connection, &self.started, outcome).await {
-            ledger::roll_back(&self.worker.pools, connection).await;
+            ledger::roll_back(&self.worker.pools, connection, error.session_is_gone()).await;
             return Err(error);
         }
         match connection.batch_execute("commit").await {
@@ -173,14 +184,14 @@ impl Attempt {
         let mut gone = error.session_gone();
         if let Some(effect) = effect {
             gone |= effect.is_closed();
-            ledger::roll_back(&self.worker.pools, effect.into_connection()).await;
+            ledger::roll_back(&self.worker.pools, effect.into_connection(), gone).await;
         }
         if gone && !error.is_permanent() { self.interrupt(&error.text()).await } else { self.record(error).await }
     }
 
     async fn record(&self, error: TaskError) -> Fate {
         let failures = u32::try_from(self.started.attempt()).unwrap_or(1);
-        let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures));
+        let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures)).min(LONGEST_WAIT);
         let left = MAX_HIDDEN.saturating_sub(self.hold.received.elapsed() + Duration::from_secs(60));
         let failure = Failure {
             code: error.code(),
@@ -245,11 +256,17 @@ impl Attempt {
     async fn give_back(&self) -> Fate {
         let runs = [(self.started.run_id, self.started.token)];
         let reason = "the process stopped before the run was finished";
-        let given = async {
+        let give = async || {
             let mut connection = database::get(&self.worker.pools.record).await?;
             ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await
         };
-        match given.await {
+        let began = Instant::now();
+        let mut given = give().await;
+        while given.as_ref().is_err_and(Error::session_is_gone) && began.elapsed() < GIVE_BACK_PATIENCE {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            given = give().await;
+        }
+        match given {
             Ok(given) if given.is_empty() => Fate::Leave,
             Ok(_) => {
                 tracing::info!("given back: the process stops");

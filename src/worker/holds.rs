@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -128,9 +129,14 @@ impl Worker {
             return Ok(pause);
         }
         let mut problem = None;
-        for batch in beating.chunks(BATCH_ENTRIES) {
+        let batches: Vec<_> = beating.chunks(BATCH_ENTRIES).collect();
+        // Side by side: a queue that answers slowly must not put off the leases of many messages.
+        let answers = join_all(batches.iter().map(|batch| async {
             let messages: Vec<(String, Duration)> = batch.iter().map(|(_, receipt, _, _)| (receipt.clone(), visibility)).collect();
-            match self.sqs.hide(queue, &messages).await {
+            self.sqs.hide(queue, &messages).await
+        }));
+        for (batch, answer) in batches.iter().zip(answers.await) {
+            match answer {
                 Ok(refused) => {
                     let mut held = self.holds.lock();
                     for (index, (id, ..)) in batch.iter().enumerate() {

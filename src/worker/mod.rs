@@ -145,7 +145,9 @@ impl Slots {
 
     /// Enters the messages that wait for a slot, unless they already fill half of the process's slots.
     pub(crate) fn enter_waiting(&self) -> bool {
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < self.total / 2).then_some(waiting + 1)).is_ok()
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < (self.total / 2).max(1)).then_some(waiting + 1))
+            .is_ok()
     }
 
     pub(crate) fn leave_waiting(&self) {
@@ -154,10 +156,11 @@ impl Slots {
 }
 
 impl Worker {
-    /// The lease of a start now: the visibility less a margin and less what has passed since SQS began to count.
+    /// The lease of a start now: the visibility less a margin and less what has passed since SQS began to count; never shorter than
+    /// until the next heartbeat, however long SQS refused to extend the visibility.
     pub(crate) fn lease(&self, queue: Queue, since: Duration) -> Duration {
         let visibility = self.visibility.of(queue);
         let margin = (visibility / 6).min(Duration::from_secs(5));
-        visibility.saturating_sub(margin).saturating_sub(since).max(Duration::from_millis(100))
+        visibility.saturating_sub(margin).saturating_sub(since).max(visibility / 2)
     }
 }

@@ -165,7 +165,11 @@ impl Worker {
             let unit = match verdict {
                 Verdict::Ready(unit) => unit,
                 Verdict::Suspect(unit) => {
-                    self.start_later(offer, unit, true);
+                    if self.slots.enter_waiting() {
+                        self.start_later(offer, unit, true);
+                    } else {
+                        self.postpone(offer).await;
+                    }
                     continue;
                 }
                 verdict => {
@@ -216,7 +220,8 @@ impl Worker {
         let Offer { hold, delivery } = &offer;
         let done: Result<Settle, Error> = async {
             match verdict {
-                Verdict::Over | Verdict::Ready(_) | Verdict::Suspect(_) => Ok(Settle::Delete),
+                Verdict::Over => Ok(Settle::Delete),
+                Verdict::Ready(_) | Verdict::Suspect(_) => Ok(Settle::Hide(jittered(Duration::from_secs(1)))),
                 Verdict::NoRun if delivery.receives < NO_RUN_RECEIVES => Ok(Settle::Hide(NO_RUN_PAUSE)),
                 Verdict::NoRun => {
                     let body = serde_json::json!({ "runId": delivery.run_id, "generation": delivery.generation }).to_string();
@@ -283,14 +288,16 @@ impl Worker {
         Ok(Settle::Delete)
     }
 
-    /// Too many messages wait here already: this one returns through the outbox after a while.
+    /// Too many messages wait here already: this one returns after a while, through the outbox where its run still waits.
     async fn postpone(&self, offer: Offer) {
         let postponed = async {
             let mut connection = database::get(&self.pools.control).await?;
-            ledger::postpone(&mut connection, &[offer.delivery.run_id], jittered(FULL_PAUSE)).await
+            ledger::postpone(&mut connection, offer.delivery.run_id, jittered(FULL_PAUSE)).await
         };
         let what = match postponed.await {
-            Ok(()) => Settle::Delete,
+            Ok(true) => Settle::Delete,
+            // It waits no more: started or finished meanwhile, or its lease lapsed. This message may be its only one and is judged again.
+            Ok(false) => Settle::Hide(jittered(FULL_PAUSE)),
             Err(error) => {
                 tracing::warn!(run_id = %offer.delivery.run_id, %error, "a run whose unit is full was not postponed; its message comes back");
                 Settle::Hide(jittered(FULL_PAUSE))
@@ -307,9 +314,7 @@ impl Worker {
                 () = worker.stop.cancelled() => None,
                 permit = worker.permit(&unit, suspect) => permit,
             };
-            if !suspect {
-                worker.slots.leave_waiting();
-            }
+            worker.slots.leave_waiting();
             match permit {
                 Some(permit) => worker.start(vec![(offer, permit)]).await,
                 None => worker.settle(&offer.hold, Settle::Hide(Duration::ZERO)).await,

@@ -1,9 +1,10 @@
-//! What becomes of a message at the end: deleted, or hidden for a while. Both in batches, a settler for each queue.
+//! What becomes of a message at the end: deleted, or hidden for a while. Both in batches, two settlers for each queue.
 //!
 //! A delete that cannot be made is given up after a few tries: the message comes back, is judged as over, and is deleted then.
 
 use std::{collections::HashMap, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -27,34 +28,34 @@ pub(crate) enum Settle {
 
 type Order = (String, Settle, Option<oneshot::Sender<()>>);
 
-/// The settlers of all queues.
-pub(crate) struct Settlers(HashMap<Queue, mpsc::Sender<Order>>);
+/// The settlers of all queues. Deletes and hides go their own ways: deletes that are refused and tried again hold up no retry.
+pub(crate) struct Settlers {
+    deletes: HashMap<Queue, mpsc::Sender<Order>>,
+    hides: HashMap<Queue, mpsc::Sender<Order>>,
+}
 
 impl Settlers {
-    /// Starts a settler for each queue; they end when this is dropped and everything is settled.
+    /// Starts two settlers for each queue; they end when this is dropped and everything is settled.
     pub(crate) fn start(sqs: &Queues, queues: &[Queue], spawn: impl Fn(futures_util::future::BoxFuture<'static, ()>)) -> Settlers {
-        Settlers(
-            queues
-                .iter()
-                .map(|queue| {
-                    let (sender, orders) = mpsc::channel(1_000);
-                    spawn(Box::pin(settle(sqs.clone(), *queue, orders)));
-                    (*queue, sender)
-                })
-                .collect(),
-        )
+        let start = |queue: &Queue| {
+            let (sender, orders) = mpsc::channel(1_000);
+            spawn(Box::pin(settle(sqs.clone(), *queue, orders)));
+            (*queue, sender)
+        };
+        Settlers { deletes: queues.iter().map(start).collect(), hides: queues.iter().map(start).collect() }
     }
 
     /// Hands a message over; its heartbeat must have ended. Waits only where a thousand others wait already.
     pub(crate) async fn settle(&self, hold: &Hold, what: Settle) {
-        if let Some(sender) = self.0.get(&hold.queue) {
+        let settlers = if what == Settle::Delete { &self.deletes } else { &self.hides };
+        if let Some(sender) = settlers.get(&hold.queue) {
             let _ = sender.send((hold.receipt.clone(), what, None)).await;
         }
     }
 
     /// Waits until everything handed over before is settled.
     pub(crate) async fn flush(&self) {
-        for sender in self.0.values() {
+        for sender in self.hides.values().chain(self.deletes.values()) {
             let (done, settled) = oneshot::channel();
             if sender.send((String::new(), Settle::Delete, Some(done))).await.is_ok() {
                 let _ = settled.await;
@@ -69,14 +70,13 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
         if orders.recv_many(&mut batch, 100).await == 0 {
             return;
         }
-        let alone = batch.len() < BATCH_ENTRIES && batch.iter().all(|(_, _, done)| done.is_none());
-        if alone && batch.iter().all(|(_, what, _)| *what == Settle::Delete) {
+        if batch.len() < BATCH_ENTRIES && batch.iter().all(|(_, what, done)| *what == Settle::Delete && done.is_none()) {
             // Deletes can wait a moment for company; a message that is hidden or given back cannot.
             let _ = tokio::time::timeout(LINGER, async {
                 while batch.len() < BATCH_ENTRIES
                     && let Some(order) = orders.recv().await
                 {
-                    let urgent = order.2.is_some() || order.1 != Settle::Delete;
+                    let urgent = order.2.is_some();
                     batch.push(order);
                     if urgent {
                         break;
@@ -95,16 +95,8 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
                 (Settle::Hide(time), None) => hides.push((receipt, time)),
             }
         }
-        let deleting = async {
-            for chunk in deletes.chunks(BATCH_ENTRIES) {
-                delete(&sqs, queue, chunk.to_vec()).await;
-            }
-        };
-        let hiding = async {
-            for chunk in hides.chunks(BATCH_ENTRIES) {
-                hide(&sqs, queue, chunk.to_vec()).await;
-            }
-        };
+        let deleting = join_all(deletes.chunks(BATCH_ENTRIES).map(|chunk| delete(&sqs, queue, chunk.to_vec())));
+        let hiding = join_all(hides.chunks(BATCH_ENTRIES).map(|chunk| hide(&sqs, queue, chunk.to_vec())));
         tokio::join!(deleting, hiding);
         for done in waiting {
             let _ = done.send(());

@@ -155,6 +155,16 @@ async fn panicking(_: Panic, _: &TaskRun) -> Result<(), TaskError> {
     panic!("the handler lost its head");
 }
 
+/// Asks for a wait that never ends.
+#[derive(Serialize, Deserialize)]
+struct Patient {}
+
+task! { payload: Patient, handler: patient, name: "t.patient", queue: "default" }
+
+async fn patient(_: Patient, _: &TaskRun) -> Result<(), TaskError> {
+    Err(TaskError::transient("not in this age").retry_after(Duration::MAX))
+}
+
 /// Kills its process.
 #[derive(Serialize, Deserialize)]
 struct Abort {}
