@@ -9,6 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, join, join_all},
+};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use uuid::Uuid;
 
@@ -82,6 +86,9 @@ impl Worker {
         }
         // While PostgreSQL cannot be reached nothing is received.
         self.reach_database().await?;
+        if self.stop.is_cancelled() {
+            return Ok(Next::Busy);
+        }
         let asked = Instant::now();
         let messages = self.sqs.receive(queue, free.min(BATCH_ENTRIES), self.wait, self.visibility.of(queue)).await?;
         if messages.is_empty() {
@@ -91,8 +98,9 @@ impl Worker {
         }
         let received = Instant::now();
         let mut offers = Vec::new();
+        let mut foreign = Vec::new();
         for message in messages {
-            let hold = self.holds.take(queue, message.receipt, received);
+            let hold = self.holds.take(queue, message.receipt.clone(), received);
             match Envelope::read(&message.body) {
                 Ok(envelope) => {
                     let delivery = Delivery {
@@ -103,16 +111,20 @@ impl Worker {
                     };
                     offers.push(Offer { hold, delivery });
                 }
-                Err(reason) => self.refuse(hold, &message.body, "UNREADABLE", &reason).await,
+                Err(reason) => foreign.push((hold, message, reason)),
             }
         }
-        if self.stop.is_cancelled() {
+        // Side by side: a dead-letter queue that hangs holds up no run.
+        let refusing = join_all(foreign.iter().map(|(hold, message, reason)| self.refuse(hold, &message.body, "UNREADABLE", reason)));
+        let judging = async {
+            if !self.stop.is_cancelled() {
+                return self.judge(offers).await;
+            }
             for offer in &offers {
                 self.settle(&offer.hold, Settle::Hide(Duration::ZERO)).await;
             }
-            return Ok(Next::Busy);
-        }
-        self.judge(offers).await;
+        };
+        join(judging, refusing).await;
         Ok(Next::Busy)
     }
 
@@ -130,13 +142,13 @@ impl Worker {
     }
 
     /// A body that no run stands behind: kept in the dead-letter queue with the reason, then deleted.
-    async fn refuse(&self, hold: Hold, body: &str, code: &str, reason: &str) {
+    async fn refuse(&self, hold: &Hold, body: &str, code: &str, reason: &str) {
         tracing::warn!(queue = %hold.queue, code, reason, "a message that is not ours goes to the dead-letter queue");
         match self.sqs.send_unreadable(hold.queue, body, code, reason).await {
-            Ok(()) => self.settle(&hold, Settle::Delete).await,
+            Ok(()) => self.settle(hold, Settle::Delete).await,
             Err(error) => {
                 tracing::error!(queue = %hold.queue, %error, "the dead-letter queue did not take it; it is tried again when it comes back");
-                self.settle(&hold, Settle::Hide(NO_RUN_PAUSE)).await;
+                self.settle(hold, Settle::Hide(NO_RUN_PAUSE)).await;
             }
         }
     }
@@ -160,39 +172,36 @@ impl Worker {
             return;
         };
         let mut ready = Vec::new();
+        let mut others: Vec<BoxFuture<'_, ()>> = Vec::new();
         let mut runs = HashSet::new();
         for (offer, verdict) in offers.into_iter().zip(verdicts) {
-            let unit = match verdict {
-                Verdict::Ready(unit) => unit,
-                Verdict::Suspect(unit) => {
-                    if self.slots.enter_waiting() {
-                        self.start_later(offer, unit, true);
-                    } else {
-                        self.postpone(offer).await;
-                    }
-                    continue;
-                }
+            let (unit, suspect) = match verdict {
+                Verdict::Ready(unit) => (unit, false),
+                Verdict::Suspect(unit) => (unit, true),
                 verdict => {
-                    self.carry_out(offer, verdict).await;
+                    others.push(self.carry_out(offer, verdict).boxed());
                     continue;
                 }
             };
             if !runs.insert(offer.delivery.run_id) {
                 // A second copy in one batch: its run is about to be held.
-                self.settle(&offer.hold, Settle::Hide(jittered(self.lease(offer.hold.queue, Duration::ZERO)))).await;
+                let time = jittered(self.lease(offer.hold.queue, Duration::ZERO));
+                others.push(async move { self.settle(&offer.hold, Settle::Hide(time)).await }.boxed());
                 continue;
             }
-            let Some(slot) = self.slots.get(&unit) else {
-                self.settle(&offer.hold, Settle::Hide(NO_RUN_PAUSE)).await;
-                continue;
-            };
-            match (slot.free.clone().try_acquire_owned(), self.slots.gate.clone().try_read_owned()) {
-                (Ok(slot), Ok(gate)) => ready.push((offer, Permit { slot, gate: Gate::Shared(gate) })),
-                _ if self.slots.enter_waiting() => self.start_later(offer, unit, false),
-                _ => self.postpone(offer).await,
+            match self.permit_now(&unit, suspect) {
+                Some(permit) => ready.push((offer, permit)),
+                None if self.slots.enter_waiting() => self.start_later(offer, unit, suspect),
+                None => others.push(self.postpone(offer).boxed()),
             }
         }
-        self.start(ready).await;
+        // What may start does not wait for what the others need, which goes one by one: there are few connections for it.
+        let others = async {
+            for other in others {
+                other.await;
+            }
+        };
+        join(self.start(ready), others).await;
     }
 
     /// Runs a database step until it is answered; `None` when the process stops first. Errors are logged with growing pauses.
@@ -320,6 +329,13 @@ impl Worker {
                 None => worker.settle(&offer.hold, Settle::Hide(Duration::ZERO)).await,
             }
         });
+    }
+
+    /// A slot that is free now and the gate open; never for a suspect, which waits for the others to end.
+    fn permit_now(&self, unit: &str, suspect: bool) -> Option<Permit> {
+        let slot = self.slots.get(unit)?.free.clone().try_acquire_owned().ok()?;
+        let gate = self.slots.gate.clone().try_read_owned().ok()?;
+        (!suspect).then_some(Permit { slot, gate: Gate::Shared(gate) })
     }
 
     async fn permit(&self, unit: &str, suspect: bool) -> Option<Permit> {

@@ -144,7 +144,7 @@ async fn bodies_that_are_not_ours_end_in_the_dead_letter_queue_with_a_reason() {
 #[tokio::test]
 async fn a_unit_this_process_does_not_know_is_set_back_and_counts_nothing() {
     let world = World::new().await;
-    let old = world.spawn("workers", &[RELAY]);
+    let mut old = world.spawn("workers", &[RELAY]);
     old.log("ready").await;
     let run = world.dispatch("t.ok", "{}").await;
     let deferred = async || (counters(&world, run).await == (0, 0, 1)).then_some(());
@@ -153,7 +153,7 @@ async fn a_unit_this_process_does_not_know_is_set_back_and_counts_nothing() {
     world.run_is(run, "queued").await;
     let wait: f64 = world.one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs", &[]).await.get(0);
     assert!((10.0..=15.0).contains(&wait), "{wait} s");
-    drop(old);
+    old.stop().await;
     let _new = world.workers().await;
     world.run_is(run, "succeeded").await;
     assert_eq!(world.trail(run).await, ["deferred", "started", "succeeded"]);
