@@ -19,7 +19,7 @@ use tokio_postgres::IsolationLevel;
 use crate::{
     config::RelayConfig,
     database,
-    drive::{Next, Part},
+    drive::{Next, Part, growing},
     envelope,
     error::Error,
     outbox::{self, From, NotSent, Row, Table},
@@ -79,7 +79,7 @@ impl Health {
     }
 
     fn failed(&mut self) -> Duration {
-        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10)).min(TARGET_PAUSE);
+        let pause = growing(self.failures).min(TARGET_PAUSE);
         self.failures = self.failures.saturating_add(1);
         self.until = Some(Instant::now() + pause);
         pause
@@ -339,7 +339,7 @@ struct Outcome {
 
 /// Half a second at first, doubled at each refusal, up to a minute.
 fn row_pause(attempts: i32) -> Duration {
-    Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20)).min(ROW_PAUSE)
+    growing(attempts.try_into().unwrap_or_default()).min(ROW_PAUSE)
 }
 
 fn message(row: &Row, fair: bool) -> Outgoing {
