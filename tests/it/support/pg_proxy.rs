@@ -203,11 +203,13 @@ async fn asks(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Se
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
         thawed(state).await;
         let rule = state.borrow().rule.clone();
-        if watcher.sees(&buffer[..count], rule.as_ref().map(|rule| rule.text.as_str())) {
-            state.send_modify(|state| *armed.lock().unwrap() = state.rule.take());
-        }
+        let seen = watcher.sees(&buffer[..count], rule.as_ref().map(|rule| rule.text.as_str()));
         if to.write_all(&buffer[..count]).await.is_err() {
             return;
+        }
+        // Only now: what comes back until then belongs to an earlier statement.
+        if seen {
+            state.send_modify(|state| *armed.lock().unwrap() = state.rule.take());
         }
     }
 }
