@@ -94,6 +94,7 @@ impl Hold {
                 () = self.lost.cancelled() => return Lost::Taken,
                 () = tokio::time::sleep_until(self.holds.kept_until(self).into()) => {
                     if self.holds.kept_until(self) <= Instant::now() {
+                        tracing::warn!("the lease was lost by this process's clock; the handler is cancelled");
                         return Lost::Lapsed;
                     }
                 }
