@@ -56,6 +56,11 @@ impl Pulse {
     }
 }
 
+/// Half a second, doubled at each failure.
+pub(crate) fn growing(failures: u32) -> Duration {
+    Duration::from_millis(500).saturating_mul(1 << failures.min(20))
+}
+
 /// Pauses after errors: doubled, with jitter, up to a limit.
 #[derive(Debug)]
 pub(crate) struct Pause {
@@ -74,7 +79,7 @@ impl Pause {
 
     /// The next pause: 0.5 s or a little more at first, then up to the limit and never above it.
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10));
+        let pause = growing(self.failures);
         self.failures = self.failures.saturating_add(1);
         pause.mul_f64(rand::random_range(1.0..1.25)).min(self.limit.mul_f64(rand::random_range(0.75..1.0)))
     }

@@ -23,7 +23,7 @@ use tokio_postgres::IsolationLevel;
 use crate::{
     config::RelayConfig,
     database,
-    drive::Next,
+    drive::{Next, growing},
     envelope,
     error::Error,
     outbox::{self, From, NotSent, Row, Table},
@@ -280,7 +280,7 @@ struct Outcome {
 
 /// Half a second at first, doubled at each refusal, up to a minute.
 fn row_pause(attempts: i32) -> Duration {
-    Duration::from_millis(500).saturating_mul(1 << attempts.clamp(0, 20)).min(ROW_PAUSE)
+    growing(attempts.try_into().unwrap_or_default()).min(ROW_PAUSE)
 }
 
 #[cfg(test)]

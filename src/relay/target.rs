@@ -6,6 +6,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
+    drive::growing,
     error::Error,
     sqs::{Outgoing, Queues, Sent, Target},
 };
@@ -44,7 +45,7 @@ impl Health {
 
     /// A send failed as a whole: half a second at first, doubled at each failure.
     pub(super) fn failed(&mut self) -> Duration {
-        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
+        let pause = growing(self.failures).min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
         self.until = Some(Instant::now() + pause);
         pause
