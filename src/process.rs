@@ -23,6 +23,8 @@ use crate::{
         Slots, Wakes, Worker,
         holds::{Heart, Holds},
         poll::Poller,
+        repair::Repairer,
+        seen::Seen,
         settle::Settlers,
     },
 };
@@ -120,6 +122,7 @@ impl Process {
             state: Arc::new(state),
             slots,
             holds: Holds::default(),
+            seen: Seen::default(),
             settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
@@ -170,7 +173,7 @@ impl Process {
         }
     }
 
-    /// The loops of the relay, and the one that listens for wakes.
+    /// The loops of the relay, the one that listens for wakes, and the one that repairs.
     fn start_relay(&self, connections: usize) -> Result<(), Error> {
         let (config, worker, stop) = (&self.config, &self.worker, &self.stop_relay);
         for queues in Relay::lanes(connections) {
@@ -179,6 +182,9 @@ impl Process {
             let driven = drive(lane, stop.clone(), self.parts.pulse("relay"), LONGEST_PAUSE);
             self.background.spawn(self.parts.loud("relay", driven));
         }
+        let repairer = Repairer::new(worker.clone(), config.repair_after);
+        let driven = drive(repairer, worker.stop.clone(), Pulse::default(), LONGEST_PAUSE);
+        self.background.spawn(self.parts.loud("repair", driven));
         if let Some(url) = &config.valkey {
             let listener = Listener { sleeper: Sleeper::new(url)?, wake: worker.wakes.local.clone() };
             let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);

@@ -1,11 +1,13 @@
 //! The worker: receives messages, takes leases, runs handlers, finishes runs, deletes messages.
 //!
 //! Read it as the message travels: [`poll`] receives and judges, [`attempt`] runs and finishes, [`settle`] deletes or hides,
-//! [`holds`] keeps everything in hand alive meanwhile. Whoever deletes a message has first committed what makes it superfluous (I11).
+//! [`holds`] keeps everything in hand alive meanwhile. What [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
 
 pub(crate) mod attempt;
 pub(crate) mod holds;
 pub(crate) mod poll;
+pub(crate) mod repair;
+pub(crate) mod seen;
 pub(crate) mod settle;
 
 use std::{
@@ -35,6 +37,7 @@ use crate::{
 };
 
 use holds::Holds;
+use seen::Seen;
 use settle::Settlers;
 
 /// What the parts of a worker share.
@@ -49,6 +52,7 @@ pub(crate) struct Worker {
     pub(crate) state: Arc<State>,
     pub(crate) slots: Slots,
     pub(crate) holds: Holds,
+    pub(crate) seen: Seen,
     pub(crate) settlers: Settlers,
     pub(crate) wakes: Wakes,
     /// When PostgreSQL last answered a poller.

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use futures_util::{
     FutureExt,
     future::{BoxFuture, join, join_all},
@@ -85,13 +86,14 @@ impl Worker {
             return Ok(Next::Idle(Duration::from_secs(1)));
         }
         // While PostgreSQL cannot be reached nothing is received.
-        self.reach_database().await?;
+        let asked_at = self.reach_database(queue).await?;
         if self.stop.is_cancelled() {
             return Ok(Next::Busy);
         }
         let asked = Instant::now();
         let messages = self.sqs.receive(queue, free.min(BATCH_ENTRIES), self.wait, self.visibility.of(queue)).await?;
         if messages.is_empty() {
+            self.seen.note(queue, asked_at);
             // Some engines answer at once instead of waiting: they are asked at most ten times a second.
             let rest = Duration::from_millis(100).saturating_sub(asked.elapsed());
             return Ok(if rest.is_zero() { Next::Busy } else { Next::Idle(rest) });
@@ -128,11 +130,16 @@ impl Worker {
         Ok(Next::Busy)
     }
 
-    async fn reach_database(&self) -> Result<(), Error> {
+    /// Writes down how far the queue was served, and reads the database clock before the next receive.
+    async fn reach_database(&self, queue: Queue) -> Result<DateTime<Utc>, Error> {
         let connection = database::get(&self.pools.control).await?;
-        connection.batch_execute("").await.map_err(Error::postgres("ping"))?;
-        self.database.beat();
-        Ok(())
+        let now = ledger::serve(&connection, queue, self.seen.until(queue)).await;
+        match now {
+            Ok(_) => self.database.beat(),
+            // It may lead to a server that has become read-only for good: the next receive has a new one.
+            Err(_) => self.pools.discard(connection),
+        }
+        now
     }
 
     /// Ends the heartbeat of a message, then deletes or hides it.
@@ -379,7 +386,13 @@ impl Worker {
         };
         for ((offer, permit), start) in ready.into_iter().zip(starts) {
             match started.iter().position(|run| run.token == start.token) {
-                Some(place) => self.attempt(offer, permit, started.swap_remove(place)),
+                Some(place) => {
+                    let run = started.swap_remove(place);
+                    if offer.delivery.receives == 1 {
+                        self.seen.note(offer.hold.queue, run.due_at);
+                    }
+                    self.attempt(offer, permit, run);
+                }
                 None => self.settle(&offer.hold, Settle::Hide(jittered(Duration::from_secs(1)))).await,
             }
         }
