@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use monalisa::{Client, WAKE_KEY};
 use redis::aio::MultiplexedConnection;
 
-use crate::support::{Process, Proxy, RELAY_ALONE, World, redis_server::RedisServer, redis_server::info, wait_for};
+use crate::support::{AT_ONCE, Process, Proxy, RELAY_ALONE, World, redis_server::RedisServer, redis_server::info, wait_for};
 
 /// A relay that hears nothing but wakes.
 async fn relay(world: &World, valkey: &str) -> Process {
@@ -40,7 +40,7 @@ impl Rows<'_> {
     /// The next one is sent within two seconds of its wake.
     async fn answered(&mut self) {
         self.dispatched().await;
-        self.world.sent_within(self.sent, Duration::from_secs(2)).await;
+        self.world.sent_within(self.sent, AT_ONCE).await;
     }
 }
 
@@ -103,7 +103,7 @@ async fn a_valkey_that_is_down_for_a_while_is_listened_to_again() {
     });
     cost.is_small();
     // The one whose wake was lost goes out with the connection.
-    world.sent_within(rows.sent, Duration::from_secs(2)).await;
+    world.sent_within(rows.sent, AT_ONCE).await;
     rows.answered().await;
 }
 
@@ -121,7 +121,7 @@ async fn a_valkey_that_freezes_for_a_while_is_listened_to_again() {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         cost.is_small();
         redis.signal("CONT");
-        world.sent_within(rows.sent, Duration::from_secs(2)).await;
+        world.sent_within(rows.sent, AT_ONCE).await;
         rows.answered().await;
     }
 }
@@ -141,7 +141,7 @@ async fn a_connection_to_valkey_that_hears_nothing_is_given_up() {
     cost.is_small();
     proxy.cut().await;
     proxy.thaw();
-    world.sent_within(rows.sent, Duration::from_secs(3)).await;
+    world.sent_within(rows.sent, AT_ONCE).await;
     rows.answered().await;
 }
 
