@@ -79,7 +79,13 @@ impl Worker {
         };
         for ((offer, permit), start) in ready.into_iter().zip(starts) {
             match started.iter().position(|run| run.token == start.token) {
-                Some(place) => self.attempt(offer, permit, started.swap_remove(place), asked + start.lease),
+                Some(place) => {
+                    let run = started.swap_remove(place);
+                    if offer.delivery.receives == 1 {
+                        self.seen.note(offer.hold.queue, run.due_at);
+                    }
+                    self.attempt(offer, permit, run, asked + start.lease);
+                }
                 None => self.settle(&offer.hold, Settle::Hide(jittered(Duration::from_secs(1)))).await,
             }
         }
