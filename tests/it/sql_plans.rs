@@ -137,7 +137,9 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
         "catalogue/load" => format!("'{catalogue}', 'test-workers'"),
         "catalogue/matches" => format!("'{catalogue}'"),
-        "ops/schema_version" | "ops/may_work" => String::new(),
+        "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
+        "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
+        "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }
 }
