@@ -13,8 +13,9 @@ use crate::{
     unit::{Unit, Units},
 };
 
-/// Bounds of the time for which a run is sent back whose unit is full here.
-const SHORTEST_TURN: Duration = Duration::from_secs(15);
+/// Bounds of the time for which a run is sent back whose unit is full here, and that time while no run has shown the pace.
+const SHORTEST_TURN: Duration = Duration::from_secs(1);
+const UNKNOWN_TURN: Duration = Duration::from_secs(15);
 const LONGEST_TURN: Duration = Duration::from_secs(15 * 60);
 
 /// The slots of all units.
@@ -128,6 +129,11 @@ impl Slots {
         self.waiting.clone().try_acquire_owned().ok()
     }
 
+    /// For how long a run of this unit, which is full, would be sent back.
+    pub(crate) fn turn(&self, unit: &str) -> Duration {
+        self.get(unit).map_or(UNKNOWN_TURN, |slot| slot.turn())
+    }
+
     /// A slot that is free now and the gate open; never for a suspect, which waits for the others to end.
     pub(crate) fn permit_now(&self, unit: &str, suspect: bool) -> Option<Permit> {
         if suspect {
@@ -161,13 +167,16 @@ impl Slot {
         turns.pace = if turns.pace.is_zero() { each } else { (turns.pace * 7 + each) / 8 };
     }
 
-    /// For how long a run is sent back that finds the unit full: those sent back before it go first, at the unit's recent pace.
-    pub(crate) fn turn(&self) -> Duration {
+    /// When a run that finds the unit full is due: those that found it full before go first, whether they wait here or were sent back,
+    /// at the unit's recent pace.
+    fn turn(&self) -> Duration {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if turns.pace.is_zero() {
+            return UNKNOWN_TURN;
+        }
         let now = Instant::now();
-        let next = turns.last.unwrap_or(now).max(now) + turns.pace;
         // Beyond the longest turn there is no order any more.
-        let next = next.min(now + LONGEST_TURN);
+        let next = (turns.last.unwrap_or(now).max(now) + turns.pace).min(now + LONGEST_TURN);
         turns.last = Some(next);
         next.duration_since(now).max(SHORTEST_TURN)
     }

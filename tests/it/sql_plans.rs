@@ -129,7 +129,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/defer" => format!("'{}', 'w'", &queued[..36]),
         "runs/condemn" => format!("'{run}'"),
         "runs/reopen" => format!("'{}', 1, 'w'", &list("status = 'failed'").await[..36]),
-        "runs/postpone" => format!("'{}', 5", &queued[..36]),
+        "runs/postpone" => format!("'{{{queued}}}', '{{5,5,5,5,5}}'"),
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
         "catalogue/load" => format!("'{catalogue}', 'test-workers'"),
         "catalogue/matches" => format!("'{catalogue}'"),
