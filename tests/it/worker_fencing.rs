@@ -60,7 +60,7 @@ async fn trails(world: &World) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_worker_frozen_past_its_lease_that_nobody_took_over_counts_no_crash() {
+async fn a_worker_frozen_past_its_lease_that_nobody_took_over_does_it_once() {
     let world = World::new().await;
     let worker = world.start(&[RELAY, SHORT]).await;
     let run = world.dispatch("t.obedient", "{}").await;
