@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults mutate check fmt migrate queues run psql bench-latency bench-memory
+.PHONY: help setup demo up down status test test-faults test-ministack mutate check fmt migrate queues run psql bench-latency bench-memory
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -36,6 +36,9 @@ test-faults: setup ## Run the tests of faults, REPEAT times, and stop at the fir
 	  echo "round $$round of $(REPEAT)"; \
 	  cargo test --quiet --package monalisa --test it -- --test-threads 8 faults:: relay_rows:: relay_two:: || exit 1; \
 	done
+
+test-ministack: setup ## Run the tests against a second SQS engine, ministack, which is installed from PyPI
+	@$(WITH_STACK) scripts/with-ministack cargo test --package monalisa --test it
 
 mutate: setup ## Take a fence, a check or a bound out of the code, one at a time, and show that a test fails
 	@$(WITH_STACK) scripts/mutate

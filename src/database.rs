@@ -229,6 +229,12 @@ impl Pools {
         })
     }
 
+    /// Does it where no handler that blocks its thread holds it up. If the caller is cancelled it goes on to its end, and what it made is
+    /// dropped there.
+    pub(crate) async fn aside<T: Send + 'static>(&self, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Result<T, Error> {
+        self.runtime.spawn(work).await.unwrap_or_else(|ended| Err(Error::Other(ended.to_string())))
+    }
+
     /// Takes a connection out of its pool and closes it: its session may be in a transaction, or in the middle of a statement, which
     /// is cancelled, so that its locks go with it.
     pub(crate) fn discard(&self, connection: Object) {

@@ -132,15 +132,13 @@ impl TaskRun {
     /// It is `READ COMMITTED`, with `app.tenant_id` (empty for platform and system work) and `app.system_process` set locally.
     pub async fn transaction(&self) -> Result<&EffectTransaction, TaskError> {
         self.effect
-            .get_or_try_init(|| async {
-                let connection = database::get(&self.pools.effect).await?;
-                match ledger::open_effect(&connection, &self.started, self.timeout + Duration::from_secs(30)).await {
-                    Ok(()) => Ok(EffectTransaction(Lent { connection: Some(connection), pools: self.pools.clone() })),
-                    Err(error) => {
-                        self.pools.discard(connection);
-                        Err(error)
-                    }
-                }
+            .get_or_try_init(|| {
+                let (pools, started, idle) = (self.pools.clone(), self.started.clone(), self.timeout + Duration::from_secs(30));
+                self.pools.aside(async move {
+                    let lent = Lent { connection: Some(database::get(&pools.effect).await?), pools };
+                    ledger::open_effect(lent.get(), &started, idle).await?;
+                    Ok(EffectTransaction(lent))
+                })
             })
             .await
             .map_err(|error: Error| TaskError::interrupted(format!("the effect transaction could not be opened: {error}")))
@@ -150,8 +148,9 @@ impl TaskRun {
     /// One at a time; it is closed when dropped.
     pub async fn connection(&self) -> Result<RunConnection<'_>, TaskError> {
         let permit = self.record.acquire().await.map_err(|_| TaskError::transient("the run has ended"))?;
-        let connection = database::get(&self.pools.record).await.map_err(|error| TaskError::interrupted(error.to_string()))?;
-        Ok(RunConnection { lent: Lent { connection: Some(connection), pools: self.pools.clone() }, _permit: permit })
+        let pools = self.pools.clone();
+        let lent = self.pools.aside(async move { Ok(Lent { connection: Some(database::get(&pools.record).await?), pools }) }).await;
+        Ok(RunConnection { lent: lent.map_err(|error| TaskError::interrupted(error.to_string()))?, _permit: permit })
     }
 
     /// Reports progress, 0 to 100. Visible at once, whatever the effect transaction does; at most once a second reaches the
@@ -165,10 +164,11 @@ impl TaskRun {
             *reported = Some(Instant::now());
         }
         let Ok(_permit) = self.record.try_acquire() else { return };
-        let written = async {
-            let connection = database::get(&self.pools.record).await?;
-            ledger::progress(&connection, self.started.run_id, self.started.token, i32::from(percent.min(100))).await
-        };
+        let (pool, run_id, token) = (self.pools.record.clone(), self.started.run_id, self.started.token);
+        let written = self.pools.aside(async move {
+            let connection = database::get(&pool).await?;
+            ledger::progress(&connection, run_id, token, i32::from(percent.min(100))).await
+        });
         if let Err(error) = written.await {
             tracing::debug!(%error, "progress was not written");
         }

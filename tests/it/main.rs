@@ -3,6 +3,7 @@
 
 mod catalogue;
 mod client;
+mod clocks;
 mod config;
 mod docs;
 mod docs_guarantees;

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Process, Proxy, RELAY_ALONE, World, wait_for};
-
-/// How soon it works again after a fault has ended.
-const SOON: Duration = Duration::from_secs(10);
+use crate::support::{Process, Proxy, RELAY_ALONE, SOON, World, wait_for};
 
 /// A relay whose sessions run through a proxy.
 async fn behind(world: &World, proxy: &Proxy) -> Process {

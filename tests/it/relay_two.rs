@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{RELAY_ALONE, World, connect, wait_for};
+use crate::support::{AT_ONCE, RELAY_ALONE, World, connect, wait_for};
 
 #[tokio::test]
 async fn a_slow_sqs_makes_no_long_transaction_and_slows_no_enqueue() {
@@ -53,7 +53,7 @@ async fn rows_of_a_relay_that_was_killed_or_frozen_go_to_the_other() {
     first.signal("STOP");
     let _second = world.start(RELAY_ALONE).await;
     world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 10)").await.unwrap();
-    world.sent_within(10, Duration::from_secs(3)).await;
+    world.sent_within(10, AT_ONCE).await;
     world.sent_within(20, Duration::from_secs(20)).await;
     let marks = "select max(sent_at)::text from work.outbox_messages";
     let before: String = world.one(marks, &[]).await.get(0);

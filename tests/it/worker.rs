@@ -81,6 +81,15 @@ async fn long_work_keeps_its_message_and_lease_even_when_it_blocks_every_thread(
 }
 
 #[tokio::test]
+async fn an_effect_is_opened_also_while_every_thread_is_blocked() {
+    let world = World::new().await;
+    let _worker = world.workers().await;
+    let run = world.dispatch("t.block_opening", r#"{"s":6}"#).await;
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "succeeded"]);
+}
+
+#[tokio::test]
 async fn a_worker_that_slept_past_its_lease_changes_nothing() {
     let world = World::new().await;
     let first = world.start(&[SHORT]).await;

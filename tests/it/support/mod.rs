@@ -27,6 +27,11 @@ pub use process::{Process, binary};
 /// How long anything a test waits for may take.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
+/// How soon the work must go on after a fault has ended.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// What takes some hundredths of a second where no other test is busy, and far longer where something waits that should not.
+pub const AT_ONCE: Duration = Duration::from_secs(5);
 /// Visibility in seconds, short enough for a test.
 pub const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
 
@@ -156,6 +161,12 @@ fn engine() -> &'static tokio::runtime::Runtime {
     ENGINE.get_or_init(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"))
 }
 
+/// Where `MONALISA_TEST_SQS` names another engine, that one keeps the messages: a second opinion of what SQS does.
+fn sqs_options() -> sqs_sim::Options {
+    let other = std::env::var("MONALISA_TEST_SQS").ok().map(|address| address.parse().expect("MONALISA_TEST_SQS is an address"));
+    sqs_sim::Options { mode: other.map_or_else(Default::default, sqs_sim::Mode::Forward), ..Default::default() }
+}
+
 /// A test's own world.
 pub struct World {
     /// As superuser, to look and to meddle.
@@ -208,7 +219,11 @@ impl World {
         let redis = redis.join(&format!("/{number}")).expect("a URL").to_string();
         World {
             db: connect(&database_url(&server, &name, None)).await,
-            sqs: engine().spawn(sqs_sim::Server::start("127.0.0.1:0")).await.expect("it starts").expect("a port is free"),
+            sqs: engine()
+                .spawn(sqs_sim::Server::start_with("127.0.0.1:0", sqs_options()))
+                .await
+                .expect("it starts")
+                .expect("a port is free"),
             server,
             name,
             redis,

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::error::{ApiError, answer};
 use crate::fault::{FaultMode, Rule, Seen};
+use crate::forward;
 use crate::null;
 use crate::sim::{Mode, Sim};
 use crate::sync::lock;
@@ -154,6 +155,9 @@ async fn serve(sim: &Arc<Sim>, operation: Op, body: &Bytes) -> Result<Vec<u8>, A
         && let Some(answer) = null::serve(operation, body, latency).await
     {
         return answer;
+    }
+    if let Mode::Forward(engine) = sim.options.mode {
+        return forward::call(engine, &sim.account, operation.as_str(), body).await;
     }
     if operation == Op::ReceiveMessage {
         return json(&sim.receive(parse(body)?).await?);

@@ -38,12 +38,14 @@
 //! # Where it differs from AWS
 //!
 //! FIFO queues are refused. Retention does not delete, a deleted queue's name is free at once, and the number of messages
-//! in flight has no limit. In null mode ([`Mode::Null`]) messages are accepted and forgotten, for benchmarks.
+//! in flight has no limit. In null mode ([`Mode::Null`]) messages are accepted and forgotten, for benchmarks. In forwarding
+//! mode ([`Mode::Forward`]) another engine answers, behind the same hooks.
 
 mod api;
 mod calls;
 mod error;
 mod fault;
+mod forward;
 mod handles;
 mod moves;
 mod null;

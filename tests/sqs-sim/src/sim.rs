@@ -11,6 +11,7 @@ use rustack_sqs_core::provider::RustackSqs;
 use crate::calls::Calls;
 use crate::error::ApiError;
 use crate::fault::Faults;
+use crate::forward;
 use crate::moves::MoveTasks;
 use crate::store::Store;
 
@@ -37,6 +38,8 @@ pub enum Mode {
     Keep,
     /// They are accepted and forgotten, each call after this latency: for benchmarks of a sender.
     Null(Duration),
+    /// Another SQS on this machine keeps them, in an account of this server's own; its rules count, not ours.
+    Forward(SocketAddr),
 }
 
 /// How a server behaves.
@@ -57,6 +60,8 @@ pub(crate) struct Sim {
     pub(crate) faults: Mutex<Faults>,
     pub(crate) calls: Mutex<Calls>,
     pub(crate) moves: MoveTasks,
+    /// Our account at the engine that calls are forwarded to.
+    pub(crate) account: String,
 }
 
 impl std::fmt::Debug for Sim {
@@ -83,6 +88,7 @@ impl Sim {
             faults: Mutex::default(),
             calls: Mutex::default(),
             moves: MoveTasks::default(),
+            account: forward::account(),
         }
     }
 }

@@ -91,6 +91,23 @@ async fn block(payload: Block, run: &TaskRun) -> Result<(), TaskError> {
     effect(run, "blocked").await
 }
 
+/// Blocks its thread while its effect transaction is being opened.
+#[derive(Serialize, Deserialize)]
+struct BlockOpening {
+    s: f64,
+}
+
+task! { payload: BlockOpening, handler: block_opening, name: "t.block_opening", queue: "default" }
+
+async fn block_opening(payload: BlockOpening, run: &TaskRun) -> Result<(), TaskError> {
+    let mut opening = Box::pin(run.transaction());
+    if tokio::time::timeout(Duration::ZERO, &mut opening).await.is_err() {
+        std::thread::sleep(Duration::from_secs_f64(payload.s));
+        opening.await?;
+    }
+    effect(run, "opened").await
+}
+
 /// One at a time in a process.
 #[derive(Serialize, Deserialize)]
 struct Single {
