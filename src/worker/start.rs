@@ -70,8 +70,9 @@ impl Worker {
                 // The answer may be lost after the commit: what was started is given back by its token.
                 tracing::error!(%error, "a start failed; its runs are given back");
                 let missing = self.give_back_starts(starts.iter().map(|start| (start.delivery.run_id, start.token)).collect()).await;
+                let pause = if self.stop.is_cancelled() { Duration::ZERO } else { jittered(NOT_NOW) };
                 for (offer, _) in &ready {
-                    self.settle(&offer.hold, Settle::Hide(jittered(NOT_NOW))).await;
+                    self.settle(&offer.hold, Settle::Hide(pause)).await;
                 }
                 self.await_late_starts(missing);
                 return;

@@ -121,6 +121,11 @@ impl Proxy {
         self.rule(text, false, What::HoldAnswer);
     }
 
+    /// The same of the next statement that is just this text.
+    pub fn hold_answer_to_just(&self, text: &str) {
+        self.rule(text, true, What::HoldAnswer);
+    }
+
     /// The connection of the next statement that contains this text is closed; the server gets the statement at `release`.
     pub fn deliver_late(&self, text: &str) {
         self.rule(text, false, What::DeliverLate);
