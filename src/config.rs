@@ -33,6 +33,8 @@ pub struct Config {
     pub concurrency: BTreeMap<String, u32>,
     /// How long SQS hides a received message, by queue.
     pub visibility: Visibility,
+    /// When repair takes an unfinished run for lost.
+    pub repair_after: RepairAfter,
     /// Backoff of retries.
     pub backoff: Backoff,
     /// How the relay works.
@@ -107,6 +109,18 @@ impl Visibility {
 impl Default for Visibility {
     fn default() -> Self {
         Visibility(Queue::ALL.map(Queue::default_visibility))
+    }
+}
+
+/// By queue: how far it must have been served past an unfinished run before repair sends that anew; at least twice the visibility, since
+/// a message that a dying worker held comes back within that.
+#[derive(Debug, Clone, Copy)]
+pub struct RepairAfter([Duration; 4]);
+
+impl RepairAfter {
+    /// The bound of this queue.
+    pub fn of(&self, queue: Queue) -> Duration {
+        self.0[queue as usize]
     }
 }
 
@@ -280,6 +294,26 @@ impl Reader {
         visibility
     }
 
+    /// The bound of repair: twice the visibility of each queue, or one for all that is no less.
+    fn repair_after(&mut self, visibility: &Visibility) -> RepairAfter {
+        let least = Queue::ALL.map(|queue| visibility.of(queue) * 2);
+        if self.text("MONALISA_REPAIR_AFTER_SECONDS").is_none() {
+            return RepairAfter(least);
+        }
+        let seconds = self.number("MONALISA_REPAIR_AFTER_SECONDS", 1_800, 1, 2_592_000, "seconds");
+        if let Some(queue) =
+            Queue::ALL.into_iter().filter(|queue| seconds < least[*queue as usize].as_secs()).max_by_key(|queue| least[*queue as usize])
+        {
+            self.problems.push(format!(
+                "MONALISA_REPAIR_AFTER_SECONDS ({seconds} s) is less than twice the visibility of the queue {queue} ({} s): work that a dying \
+                 worker held would be sent twice; give at least {} or leave it out",
+                visibility.of(queue).as_secs(),
+                least[queue as usize].as_secs()
+            ));
+        }
+        RepairAfter([Duration::from_secs(seconds); 4])
+    }
+
     fn queues(&mut self) -> Vec<Queue> {
         let text = self.required("QUEUES", "the queues to consume, such as critical,default,bulk,maintenance").unwrap_or_default();
         let mut queues = Vec::new();
@@ -335,6 +369,8 @@ impl Config {
         }
         let base = read.number("MONALISA_BACKOFF_BASE_MS", 5_000, 1, 3_600_000, "milliseconds");
         let max = read.number("MONALISA_BACKOFF_MAX_MS", 900_000, 1, 86_400_000, "milliseconds");
+        let visibility = read.visibility();
+        let repair_after = read.repair_after(&visibility);
         let sweep = if valkey.is_some() { 5_000 } else { 200 };
         let config = Config {
             pool_size: read.text("DATABASE_POOL_SIZE").is_some().then(|| read.number("DATABASE_POOL_SIZE", 2, 2, 10_000, "connections")),
@@ -349,7 +385,8 @@ impl Config {
                 from: read.text("MONALISA_SMTP_FROM").map(str::to_owned),
             },
             concurrency: read.pairs("MONALISA_CONCURRENCY", 1, 1_000),
-            visibility: read.visibility(),
+            visibility,
+            repair_after,
             backoff: Backoff { base: Duration::from_millis(base), max: Duration::from_millis(max.max(base)) },
             relay_settings: RelayConfig {
                 batch: read.number("MONALISA_RELAY_BATCH", 500, 1, 10_000, "rows"),
@@ -424,6 +461,19 @@ mod tests {
     #[test]
     fn a_stop_budget_below_the_long_poll_is_refused() {
         assert!(problem(&[("MONALISA_STOP_TIMEOUT_MS", "20000")]).contains("must exceed the long poll"));
+    }
+
+    #[test]
+    fn repair_waits_for_twice_the_visibility_at_least() {
+        let config = Config::from_variables(variables(&[("MONALISA_VISIBILITY_SECONDS", "critical=10")])).expect("usable");
+        assert_eq!(Queue::ALL.map(|queue| config.repair_after.of(queue).as_secs()), [20, 240, 1_800, 600]);
+        let text = problem(&[("MONALISA_REPAIR_AFTER_SECONDS", "1799")]);
+        assert!(
+            text.contains("MONALISA_REPAIR_AFTER_SECONDS (1799 s)") && text.contains("bulk (900 s)") && text.contains("1800"),
+            "{text}"
+        );
+        let config = Config::from_variables(variables(&[("MONALISA_REPAIR_AFTER_SECONDS", "1800")])).expect("usable");
+        assert_eq!(config.repair_after.of(Queue::Critical).as_secs(), 1_800);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::{
     database::Pools,
     error::Error,
+    queue::Queue,
     sql::{self, Statement},
 };
 
@@ -80,6 +81,8 @@ pub struct Started {
     pub traceparent: Option<String>,
     /// When it started, by the database clock.
     pub started_at: DateTime<Utc>,
+    /// Since when it was due.
+    pub due_at: DateTime<Utc>,
     /// The worker whose lease had lapsed, where this is a take-over.
     pub lost_worker: Option<String>,
 }
@@ -174,6 +177,7 @@ pub async fn start(client: &impl GenericClient, starts: &[Start], alone: bool, w
                 scheduled_for: row.try_get("scheduled_for")?,
                 traceparent: row.try_get("traceparent")?,
                 started_at: row.try_get("started_at")?,
+                due_at: row.try_get("due_at")?,
                 lost_worker: row.try_get("lost_worker")?,
             })
         })
@@ -348,12 +352,67 @@ pub(crate) async fn condemn(connection: &mut Object, run_id: Uuid) -> Result<boo
 /// Reopens the failed run of a redriven dead letter; false where it was reopened before.
 pub(crate) async fn reopen(connection: &mut Object, run_id: Uuid, mark: i32, worker: &str) -> Result<bool, Error> {
     let transaction = begin(connection).await?;
-    let reopened = !rows(&transaction, sql::runs::REOPEN, &[&run_id, &mark, &worker]).await?.is_empty();
-    if reopened {
-        reissue(&transaction, &[run_id]).await?;
-    }
+    let answer = rows(&transaction, sql::runs::REOPEN, &[&run_id, &mark, &worker]).await?;
+    let generation = answer.first().map(|row| row.try_get::<_, Option<i32>>("generation")).transpose();
+    let generation = generation.map_err(Error::postgres(sql::runs::REOPEN.name))?.flatten();
     commit(transaction, sql::runs::REOPEN.name).await?;
-    Ok(reopened)
+    Ok(generation.is_some())
+}
+
+/// Notes that a queue was served so far, where that is news, and reads the database clock.
+pub(crate) async fn serve(client: &impl GenericClient, queue: Queue, seen: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
+    let answer = rows(client, sql::queues::SERVE, &[&queue.as_str(), &seen]).await?;
+    let now = answer.first().map(|row| row.try_get("now")).transpose().map_err(Error::postgres(sql::queues::SERVE.name))?;
+    now.ok_or_else(|| Error::Other(format!("{} answered nothing", sql::queues::SERVE.name)))
+}
+
+/// The run that a batch of a repair ended with: the time it was due, as PostgreSQL writes it, since that may be infinite.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Cursor {
+    available_at: String,
+    run_id: Uuid,
+}
+
+/// What a batch of a repair did.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Repaired {
+    /// Runs that are sent anew, those that failed included.
+    pub(crate) runs: Vec<Uuid>,
+    /// How many of them failed with `WORKER_LOST`: their dead letters are pending.
+    pub(crate) failed: usize,
+    /// Where the next batch goes on; `None` at the end.
+    pub(crate) next: Option<Cursor>,
+}
+
+/// Examines `limit` unfinished runs of a queue and re-issues those whose message is lost, in one transaction.
+pub(crate) async fn repair(
+    connection: &mut Object,
+    queue: Queue,
+    bound: Duration,
+    after: Option<&Cursor>,
+    limit: i64,
+) -> Result<Repaired, Error> {
+    let transaction = begin(connection).await?;
+    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
+    let examined =
+        rows(&transaction, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
+    let mut stranded: Vec<Uuid> = Vec::new();
+    let mut next = None;
+    for row in &examined {
+        let read = || -> Result<_, tokio_postgres::Error> {
+            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
+        };
+        let (examined, lost) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
+        stranded.extend(Some(examined.run_id).filter(|_| lost));
+        next = Some(examined);
+    }
+    let next = next.filter(|_| examined.len() as i64 == limit);
+    let repaired = if stranded.is_empty() { Vec::new() } else { rows(&transaction, sql::runs::REPAIR, &[&stranded]).await? };
+    let runs = ids(&repaired, sql::runs::REPAIR)?;
+    let failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();
+    reissue(&transaction, &runs).await?;
+    commit(transaction, sql::runs::REPAIR.name).await?;
+    Ok(Repaired { runs, failed, next })
 }
 
 /// Re-issues unfinished runs as they are; a message of one that is final needs no successor.

@@ -4,7 +4,7 @@ use std::{
     any::TypeId,
     collections::BTreeSet,
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::Config,
     database::{PoolPlan, Pools},
-    drive::{Pulse, drive},
+    drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
     migrate,
@@ -29,6 +29,8 @@ use crate::{
         Wakes, Worker,
         holds::{Heart, Holds},
         poll::Poller,
+        repair::Repairer,
+        seen::Seen,
         settle::Settlers,
         slots::Slots,
     },
@@ -129,7 +131,9 @@ impl Process {
             state: Arc::new(state),
             slots,
             holds: Holds::default(),
+            seen: Seen::default(),
             settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
+            trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
@@ -181,7 +185,7 @@ impl Process {
         }
     }
 
-    /// The loops of the relay, and the one that listens for wakes.
+    /// The loops of the relay, the one that listens for wakes, and the one that repairs.
     fn start_relay(&self, connections: usize) -> Result<(), Error> {
         let (config, worker, stop) = (&self.config, &self.worker, &self.stop_relay);
         for queues in Relay::lanes(connections) {
@@ -190,6 +194,9 @@ impl Process {
             let driven = drive(lane, stop.clone(), self.parts.pulse("relay"), LONGEST_PAUSE);
             self.background.spawn(self.parts.loud("relay", driven));
         }
+        let repairer = Repairer::new(worker.clone(), config.repair_after);
+        let driven = drive(repairer, worker.stop.clone(), Pulse::default(), LONGEST_PAUSE);
+        self.background.spawn(self.parts.loud("repair", driven));
         if let Some(url) = &config.valkey {
             let listener = Listener { sleeper: Sleeper::new(url)?, wake: worker.wakes.local.clone() };
             let listening = drive(listener, stop.clone(), Pulse::default(), LONGEST_DEAFNESS);

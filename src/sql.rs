@@ -70,6 +70,11 @@ statements! {
         POSTPONE = "runs/postpone",
         LOCK_UNFINISHED = "runs/lock_unfinished",
         REISSUE = "runs/reissue",
+        STRANDED = "runs/stranded",
+        REPAIR = "runs/repair",
+    }
+    queues {
+        SERVE = "queues/serve",
     }
     idempotency {
         PURGE = "idempotency/purge",
@@ -111,6 +116,11 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/catalogue_state"),
     file!("functions/reissue"),
     file!("functions/succeed"),
+    file!("functions/reopen"),
+    file!("functions/check_reason"),
+    file!("functions/refuse_run"),
+    file!("functions/cancel"),
+    file!("functions/retry"),
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),

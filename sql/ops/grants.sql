@@ -25,8 +25,12 @@ grant select, insert on work.run_events, work.actions to monalisa_worker;
 grant select, update, delete on work.idempotency_keys to monalisa_worker;
 grant select on work.units, work.catalogues, work.queue_controls, work.schema_history to monalisa_worker;
 grant execute on function
-  work.succeed(uuid, uuid, jsonb), work.reissue(uuid[]), work.envelope(work.task_runs), work.refuse_transition(), work.refuse_change()
+  work.succeed(uuid, uuid, jsonb), work.reissue(uuid[]), work.envelope(work.task_runs), work.refuse_transition(), work.refuse_change(),
+  work.reopen(uuid, integer, text, text, jsonb)
   to monalisa_worker;
+
+-- Operators act by functions alone, which keep who did what in work.actions.
+grant execute on function work.cancel(uuid, text), work.retry(uuid, text) to monalisa_operator;
 
 -- Observers and operators read; payloads stay with the worker.
 grant select on work.outbox_messages, work.platform_outbox_messages, work.run_events, work.units, work.catalogues,

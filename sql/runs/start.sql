@@ -6,7 +6,7 @@
 -- $5 alone        bool, whether nothing else runs in this process: then suspects may start
 -- $6 worker       text
 -- $7 flush        text, off where every message is at its first receive, else on
--- returns   a row for each run that was started
+-- returns   a row for each run that was started; due_at is finite, whatever was written by hand
 -- caller    src/ledger.rs
 -- index     task_runs_pkey
 -- locks     the run rows in the order of run_id, skip locked
@@ -36,7 +36,7 @@ with mode as materialized (
     join msg m on m.run_id = f.run_id
    where r.run_id = f.run_id
   returning r.run_id, r.token, r.unit, r.kind, r.queue, r.tenant_id, r.generation, r.failures, r.crashes, r.payload, r.scheduled_for,
-            r.event_type, r.event_version, r.traceparent, r.started_at, case when f.lapsed then f.worker end as lost_worker
+            r.event_type, r.event_version, r.traceparent, r.started_at, r.available_at, case when f.lapsed then f.worker end as lost_worker
 ), lost as (
   insert into work.run_events (run_id, tenant_id, event, attempt, generation, at, worker)
   select s.run_id, s.tenant_id, e.event, f.attempt, s.generation, e.at, f.worker
@@ -46,5 +46,5 @@ with mode as materialized (
    order by s.run_id, e.ord
 )
 select s.run_id, s.token, s.unit, s.kind, s.tenant_id, s.generation, s.failures, s.crashes, s.payload::text as payload,
-       s.scheduled_for, s.event_type, s.event_version, s.traceparent, s.started_at, s.lost_worker
+       s.scheduled_for, s.event_type, s.event_version, s.traceparent, s.started_at, greatest(s.available_at, 'epoch') as due_at, s.lost_worker
   from started s

@@ -23,7 +23,7 @@ use tokio_postgres::IsolationLevel;
 use crate::{
     config::RelayConfig,
     database,
-    drive::{Next, growing},
+    drive::{Next, Repeated, growing},
     envelope,
     error::Error,
     outbox::{self, From, NotSent, Row, Table},
@@ -56,19 +56,12 @@ pub(crate) struct Relay {
     queues: Vec<Queue>,
     targets: HashMap<Target, Health>,
     looks: HashMap<(Queue, Table), Look>,
-    refusals: Refusals,
-}
-
-/// Refusals that no log line has told yet.
-#[derive(Debug, Default)]
-struct Refusals {
-    count: usize,
-    told: Option<Instant>,
+    refusals: Repeated,
 }
 
 impl Relay {
     pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Refusals::default() }
+        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Repeated::new(REFUSALS_TOLD) }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -234,6 +227,7 @@ impl Relay {
                 Duration::ZERO
             }
         };
+        let mut refusals = 0;
         let mut refused: Option<(&Row, String)> = None;
         // One for all, so that rows that were refused together are tried together again.
         let jitter = rand::random_range(0.5..=1.0);
@@ -250,7 +244,7 @@ impl Relay {
                             Sent::Taken => outcome.sent.push(row.id),
                             Sent::Refused(reason) => {
                                 outcome.not_sent.push(NotSent { id: row.id, pause: row_pause(row.attempts).mul_f64(jitter), tried: true });
-                                self.refusals.count += 1;
+                                refusals += 1;
                                 refused = Some((row, reason));
                             }
                         }
@@ -259,10 +253,8 @@ impl Relay {
             }
         }
         if let Some((row, reason)) = refused
-            && self.refusals.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD)
+            && let Some(count) = self.refusals.tell(refusals)
         {
-            let count = std::mem::take(&mut self.refusals.count);
-            self.refusals.told = Some(Instant::now());
             let (queue, attempts) = (target.to_string(), row.attempts);
             tracing::warn!(queue, count, run_id = %row.run_id, attempts, reason, "SQS refused messages; they stay pending");
         }

@@ -66,7 +66,7 @@ impl Worker {
                 Some(permit) => ready.push((offer, permit)),
                 None => {
                     let turn = self.slots.turn(&unit);
-                    match self.slots.place() {
+                    match self.slots.place(Some(&unit)) {
                         Some(place) => self.start_later(offer, unit, suspect, place),
                         None => full.push((offer, jittered(turn))),
                     }

@@ -1,18 +1,21 @@
 //! The worker: receives messages, takes leases, runs handlers, finishes runs, deletes messages.
 //!
 //! Read it as the message travels: [`poll`] receives, [`judge`] carries out the verdicts, [`start`] takes the leases, [`attempt`] runs
-//! and finishes, [`settle`] deletes or hides; [`slots`] says how much at a time, and [`holds`] keeps everything in hand alive. Whoever deletes a message has first committed what makes it superfluous (I11).
+//! and finishes, [`settle`] deletes or hides; [`slots`] says how much at a time, and [`holds`] keeps everything in hand alive. What
+//! [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
 
 pub(crate) mod attempt;
 pub(crate) mod holds;
 pub(crate) mod judge;
 pub(crate) mod poll;
+pub(crate) mod repair;
+pub(crate) mod seen;
 pub(crate) mod settle;
 pub(crate) mod slots;
 pub(crate) mod start;
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -22,7 +25,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::{Backoff, Visibility},
     database::Pools,
-    drive::{Pause, Pulse},
+    drive::{Pause, Pulse, Repeated},
     error::Error,
     queue::Queue,
     run::State,
@@ -31,6 +34,7 @@ use crate::{
 };
 
 use holds::{Hold, Holds};
+use seen::Seen;
 use settle::{Settle, Settlers};
 use slots::Slots;
 
@@ -46,8 +50,11 @@ pub(crate) struct Worker {
     pub(crate) state: Arc<State>,
     pub(crate) slots: Slots,
     pub(crate) holds: Holds,
+    pub(crate) seen: Seen,
     pub(crate) settlers: Settlers,
     pub(crate) wakes: Wakes,
+    /// Whatever could not be written, of all messages in hand.
+    pub(crate) trouble: Mutex<Repeated>,
     /// When PostgreSQL last answered a poller.
     pub(crate) database: Pulse,
     /// Handlers run here, so that one that blocks its thread stops nothing of the runtime.
@@ -117,7 +124,11 @@ impl Worker {
                     Ok(answer) => return answer,
                     Err(error) => {
                         let wait = pause.next();
-                        tracing::error!(%error, pause_ms = wait.as_millis() as u64, "{what} failed; trying again after a pause");
+                        let told = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).tell(1);
+                        if let Some(failures) = told {
+                            // One line for all that wait for PostgreSQL here: there may be a hundred.
+                            tracing::error!(%error, failures, pause_ms = wait.as_millis() as u64, "{what} failed; trying again after a pause");
+                        }
                         tokio::time::sleep(wait).await;
                     }
                 }

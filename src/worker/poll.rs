@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use futures_util::future::{join, join_all};
 use tokio::sync::watch;
 
@@ -15,7 +16,7 @@ use crate::{
     drive::{Next, Part},
     envelope::Envelope,
     error::Error,
-    ledger::Delivery,
+    ledger::{self, Delivery},
     queue::Queue,
     sqs::BATCH_ENTRIES,
 };
@@ -65,14 +66,15 @@ impl Worker {
             return Ok(Next::Idle(Duration::from_secs(1)));
         }
         // While PostgreSQL cannot be reached nothing is received; after a stop neither.
-        tokio::select! {
+        let asked_at = tokio::select! {
             biased;
             () = self.stop.cancelled() => return Ok(Next::Busy),
-            reached = self.reach_database() => reached?,
-        }
+            reached = self.reach_database(queue) => reached?,
+        };
         let asked = Instant::now();
         let messages = self.sqs.receive(queue, free.min(BATCH_ENTRIES), self.wait, self.visibility.of(queue)).await?;
         if messages.is_empty() {
+            self.seen.note(queue, asked_at);
             // Some engines answer at once instead of waiting: they are asked at most ten times a second.
             let rest = Duration::from_millis(100).saturating_sub(asked.elapsed());
             return Ok(if rest.is_zero() { Next::Busy } else { Next::Idle(rest) });
@@ -108,11 +110,16 @@ impl Worker {
         Ok(Next::Busy)
     }
 
-    async fn reach_database(&self) -> Result<(), Error> {
+    /// Writes down how far the queue was served, and reads the database clock before the next receive.
+    async fn reach_database(&self, queue: Queue) -> Result<DateTime<Utc>, Error> {
         let connection = database::get(&self.pools.control).await?;
-        connection.batch_execute("").await.map_err(Error::postgres("ping"))?;
-        self.database.beat();
-        Ok(())
+        let now = ledger::serve(&connection, queue, self.seen.until(queue)).await;
+        match now {
+            Ok(_) => self.database.beat(),
+            // It may lead to a server that has become read-only for good: the next receive has a new one.
+            Err(_) => self.pools.discard(connection),
+        }
+        now
     }
 
     /// A body that no run stands behind: kept in the dead-letter queue with the reason, then deleted. It waits in the background where
@@ -129,7 +136,7 @@ impl Worker {
                 }
             }
         };
-        match self.slots.place() {
+        match self.slots.place(None) {
             Some(place) => drop(self.tasks.spawn(async move {
                 refused.await;
                 drop(place);

@@ -6,8 +6,8 @@ use monalisa::sql::REAPPLIED;
 
 use crate::{sql_files::header_line, support::World};
 
-/// They run with the rights of their owner: producers and workers have none on the tables, or less than the function needs.
-const WITH_OWNERS_RIGHTS: [&str; 6] = ["catalogue_state", "dispatch", "load_catalogue", "publish", "run", "succeed"];
+/// They run with the rights of their owner: producers, workers and operators have none on the tables, or less than the function needs.
+const WITH_OWNERS_RIGHTS: [&str; 8] = ["cancel", "catalogue_state", "dispatch", "load_catalogue", "publish", "retry", "run", "succeed"];
 
 async fn names(world: &World, condition: &str) -> Vec<String> {
     let sql = format!("select p.proname::text from pg_proc p where p.pronamespace = 'work'::regnamespace and ({condition}) order by 1");
@@ -59,6 +59,14 @@ async fn a_producer_may_call_the_enqueue_functions_and_no_other() {
     assert_eq!(may, ["catalogue_state", "dispatch", "publish", "run", "setting_tenant"]);
 }
 
+#[tokio::test]
+async fn only_an_operator_may_call_the_functions_of_operators() {
+    let world = World::without_queues().await;
+    let roles = ["test_operator", "test_api", "test_worker", "monalisa_observer"];
+    let may = roles.map(|role| format!("has_function_privilege('{role}', p.oid, 'execute')"));
+    assert_eq!(names(&world, &format!("{} and not ({})", may[0], may[1..].join(" or "))).await, ["cancel", "retry"]);
+}
+
 /// The codes in the text of a function, each with the name its message begins with.
 fn raised(text: &str) -> BTreeMap<String, String> {
     let mut codes = BTreeMap::new();
@@ -88,7 +96,7 @@ fn a_header_lists_the_errors_a_function_raises_by_its_own_hand() {
         codes,
         [
             "ML001", "ML002", "ML003", "ML004", "ML005", "ML006", "ML007", "ML008", "ML009", "ML010", "ML011", "ML012", "ML013", "ML015",
-            "ML016"
+            "ML016", "ML017", "ML018", "ML019"
         ]
     );
 }

@@ -37,6 +37,7 @@ const FILL: &str = "
     select tenant_id, run_id::text, array[run_id], '', available_at + interval '24 hours' from work.task_runs;
     insert into work.run_events (run_id, tenant_id, event, attempt, generation)
     select run_id, tenant_id, 'started', 1, 1 from work.task_runs;
+    update work.queue_seen set seen_until = now();
     analyze work.task_runs, work.outbox_messages, work.platform_outbox_messages, work.idempotency_keys, work.run_events;
 ";
 
@@ -130,6 +131,9 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/condemn" => format!("'{run}'"),
         "runs/reopen" => format!("'{}', 1, 'w'", &list("status = 'failed'").await[..36]),
         "runs/postpone" => format!("'{{{queued}}}', '{{5,5,5,5,5}}'"),
+        "runs/stranded" => "'default', 100, null, null, 1000".to_owned(),
+        "runs/repair" => format!("'{{{queued}}}'"),
+        "queues/serve" => "'default', now()".to_owned(),
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
         "catalogue/load" => format!("'{catalogue}', 'test-workers'"),
         "catalogue/matches" => format!("'{catalogue}'"),
@@ -199,6 +203,25 @@ async fn the_finish_inside_the_effect_transaction_finds_its_run_by_key() {
     let nodes = nodes(&mut plans);
     assert!(nodes.iter().any(|node| node["Index Name"] == "task_runs_pkey"), "{nodes:#?}");
     assert!(nodes.iter().all(|node| node["Node Type"] != "Seq Scan"), "{nodes:#?}");
+}
+
+#[tokio::test]
+async fn an_operators_act_on_one_run_reads_no_other() {
+    let world = full_world().await;
+    let (client, mut plans) = explained(&world).await;
+    for (act, status) in [("cancel", "queued"), ("cancel", "running"), ("retry", "failed")] {
+        let run: String = world
+            .one("select run_id::text from work.task_runs where status = $1 and tenant_id is not null limit 1", &[&status])
+            .await
+            .get(0);
+        let _ = nodes(&mut plans);
+        client.batch_execute(&format!("select work.{act}('{run}', 'a reason')")).await.unwrap();
+        let nodes = nodes(&mut plans);
+        let used: BTreeSet<&str> = nodes.iter().filter_map(|node| node["Index Name"].as_str()).collect();
+        assert!(used.contains("task_runs_pkey"), "{act}: {used:?}");
+        let scans = |node: &&Value| node["Node Type"] == "Seq Scan" && LARGE.contains(&node["Relation Name"].as_str().unwrap_or_default());
+        assert_eq!(nodes.iter().find(scans), None, "{act}");
+    }
 }
 
 #[tokio::test]

@@ -128,8 +128,10 @@ const PREPARE: &str = "
     do $$ begin
       begin create role test_worker login; exception when duplicate_object or unique_violation then null; end;
       begin create role test_api login; exception when duplicate_object or unique_violation then null; end;
+      begin create role test_operator login; exception when duplicate_object or unique_violation then null; end;
       grant monalisa_worker to test_worker;
       grant monalisa_producer to test_api;
+      grant monalisa_operator to test_operator;
     end $$;
     grant select, insert on public.effects to test_worker;
     grant usage on sequence public.calls to test_worker;
@@ -230,7 +232,7 @@ impl World {
         }
     }
 
-    /// The URL of this test's database for a role: `test_worker`, `test_api`, or the superuser.
+    /// The URL of this test's database for a role: `test_worker`, `test_api`, `test_operator`, or the superuser.
     pub fn url(&self, role: Option<&str>) -> String {
         database_url(&self.server, &self.name, role)
     }
