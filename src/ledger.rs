@@ -443,13 +443,12 @@ pub(crate) async fn renew(connection: &mut Object, run_ids: &[Uuid]) -> Result<(
     commit(transaction, sql::runs::LOCK_UNFINISHED.name).await
 }
 
-/// Sends a waiting run back through the outbox with a delay, because its unit is full here; false where it does not wait any more.
-pub(crate) async fn postpone(connection: &mut Object, run_id: Uuid, delay: Duration) -> Result<bool, Error> {
+/// Sends waiting runs back through the outbox, each with a delay, because their units are full here; returns those that still waited.
+pub(crate) async fn postpone(connection: &mut Object, turns: &[(Uuid, Duration)]) -> Result<Vec<Uuid>, Error> {
     let transaction = begin(connection).await?;
-    let postponed = !rows(&transaction, sql::runs::POSTPONE, &[&run_id, /* delay_s */ &delay.as_secs_f64()]).await?.is_empty();
-    if postponed {
-        reissue(&transaction, &[run_id]).await?;
-    }
+    let (run_ids, delays): (Vec<Uuid>, Vec<f64>) = turns.iter().map(|(run_id, delay)| (*run_id, delay.as_secs_f64())).unzip();
+    let postponed = ids(&rows(&transaction, sql::runs::POSTPONE, &[&run_ids, &delays]).await?, sql::runs::POSTPONE)?;
+    reissue(&transaction, &postponed).await?;
     commit(transaction, sql::runs::POSTPONE.name).await?;
     Ok(postponed)
 }

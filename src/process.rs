@@ -3,8 +3,8 @@
 use std::{
     any::TypeId,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
@@ -144,6 +144,7 @@ impl Process {
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
             tasks: TaskTracker::new(),
+            stops_at: OnceLock::new(),
             stop: CancellationToken::new(),
             cut: CancellationToken::new(),
             given_up: CancellationToken::new(),
@@ -183,7 +184,7 @@ impl Process {
             let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
             let driven = drive(poller, worker.stop.clone(), self.parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
             self.pollers.spawn(self.parts.loud("poller", driven));
-            let heart = Heart { worker: worker.clone(), queue };
+            let heart = Heart { worker: worker.clone(), queue, stopping: false };
             let limit = self.config.visibility.of(queue) / 6;
             let driven = drive(heart, self.stop_beats.clone(), self.parts.pulse(&format!("heartbeat:{queue}")), limit);
             self.background.spawn(self.parts.loud("heartbeat", driven));
@@ -220,7 +221,9 @@ impl Process {
     /// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
     async fn drain(&self) {
         let worker = &self.worker;
-        let cut_at = tokio::time::Instant::now() + self.config.stop_timeout.saturating_sub(STOP_RESERVE);
+        let began = Instant::now();
+        let cut_at = began + self.config.stop_timeout.saturating_sub(STOP_RESERVE);
+        let _ = worker.stops_at.set(began + self.config.stop_timeout);
         worker.stop.cancel();
         self.pollers.close();
         worker.tasks.close();
@@ -228,7 +231,7 @@ impl Process {
             self.pollers.wait().await;
             worker.tasks.wait().await;
         };
-        if tokio::time::timeout_at(cut_at, ended()).await.is_err() {
+        if tokio::time::timeout_at(cut_at.into(), ended()).await.is_err() {
             tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
             worker.cut.cancel();
             if tokio::time::timeout(LAST_PATIENCE, ended()).await.is_err() {

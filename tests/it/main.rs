@@ -33,6 +33,7 @@ mod sql_plans;
 mod support;
 mod wake;
 mod worker;
+mod worker_crashes;
 mod worker_drain;
 mod worker_failures;
 mod worker_fencing;

@@ -130,7 +130,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/defer" => format!("'{}', 'w'", &queued[..36]),
         "runs/condemn" => format!("'{run}'"),
         "runs/reopen" => format!("'{}', 1, 'w'", &list("status = 'failed'").await[..36]),
-        "runs/postpone" => format!("'{}', 5", &queued[..36]),
+        "runs/postpone" => format!("'{{{queued}}}', '{{5,5,5,5,5}}'"),
         "runs/stranded" => "'default', 100, null, null, 1000".to_owned(),
         "runs/repair" => format!("'{{{queued}}}'"),
         "queues/serve" => "'default', now()".to_owned(),
