@@ -27,6 +27,7 @@ mod schema;
 mod sql_files;
 mod sql_functions;
 mod sql_plans;
+mod stress;
 mod support;
 mod wake;
 mod worker;

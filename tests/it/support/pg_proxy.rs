@@ -276,6 +276,9 @@ impl Watcher {
             };
             seen.extend(carried_out);
         }
-        text.is_some_and(|text| seen.iter().any(|statement| String::from_utf8_lossy(statement).contains(text)))
+        // A single word is the whole of a statement: headers of others speak of commits too.
+        let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
+        let matches = |statement: &str, text: &str| if is_word(text) { statement == text } else { statement.contains(text) };
+        text.is_some_and(|text| seen.iter().any(|statement| matches(&String::from_utf8_lossy(statement), text)))
     }
 }
