@@ -29,5 +29,6 @@ mod sql_functions;
 mod sql_plans;
 mod stress;
 mod support;
+mod transitions;
 mod wake;
 mod worker;
