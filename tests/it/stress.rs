@@ -64,8 +64,8 @@ struct Stress {
     /// Operators' acts, which may wait for a process that is frozen.
     acts: JoinSet<()>,
     began: Instant,
-    /// When a process was last frozen.
-    frozen: Instant,
+    /// The process that is frozen, and since when.
+    frozen: Option<(usize, Instant)>,
 }
 
 impl Stress {
@@ -81,8 +81,8 @@ impl Stress {
         for place in &places {
             place.process.log("ready").await;
         }
-        let (began, frozen) = (Instant::now(), Instant::now());
-        Stress { world, places, leaving: Vec::new(), said: Vec::new(), bodies: Vec::new(), acts: JoinSet::new(), began, frozen }
+        let (leaving, said, bodies, acts) = (Vec::new(), Vec::new(), Vec::new(), JoinSet::new());
+        Stress { world, places, leaving, said, bodies, acts, began: Instant::now(), frozen: None }
     }
 
     /// A fault at the boot of a process ends it; whoever runs it starts it again.
@@ -106,7 +106,7 @@ impl Stress {
             Step::Kill(at) => self.kill(at),
             Step::KillAt(at, statement) => self.kill_at(at, statement).await,
             Step::Freeze(at) => self.freeze(at).await,
-            Step::Thaw(at) => self.thaw(at).await,
+            Step::Thaw => self.thaw().await,
             Step::Drain(at) => self.drain(at),
             Step::LoseAnswer(at, statement) => {
                 self.places[at].proxy.swallow_answer_to(statement);
@@ -163,33 +163,38 @@ impl Stress {
     }
 
     async fn kill_at(&mut self, at: usize, statement: &str) -> bool {
-        let proxy = &self.places[at].proxy;
-        let before = proxy.held();
-        let mut limit = MOMENT;
-        if statement == GIVE_BACK {
-            limit = DRAIN;
+        let drains = statement == GIVE_BACK;
+        if drains {
             self.signal(at, "TERM");
         }
-        proxy.hold_answer_to(statement);
-        let held = within(limit, async || proxy.held() > before).await;
+        let held = self.hold(at, statement, if drains { DRAIN } else { MOMENT }).await;
         self.places[at].process.kill();
         self.places[at].proxy.release();
         self.kill(at);
         held
     }
 
+    /// When it goes on, its handler ends before its heartbeat can tell that the lease has lapsed: only the fence is in its way.
     async fn freeze(&mut self, at: usize) -> bool {
-        let sql = "select count(*) from work.task_runs where status = 'running' and worker like '%-' || $1 || '-%' and (payload ->> 'ms')::int > 250";
-        let pid = self.places[at].process.id().to_string();
-        let busy = within(MOMENT, async || self.world.one(sql, &[&pid]).await.get::<_, i64>(0) > 0).await;
+        let held = self.hold(at, "insert into public.effects", MOMENT).await;
         self.signal(at, "STOP");
-        self.frozen = Instant::now();
-        busy
+        self.places[at].proxy.release();
+        self.frozen = Some((at, Instant::now()));
+        held
     }
 
-    async fn thaw(&self, at: usize) -> bool {
-        tokio::time::sleep(FREEZE.saturating_sub(self.frozen.elapsed())).await;
+    async fn thaw(&mut self) -> bool {
+        let Some((at, since)) = self.frozen.take() else { return false };
+        tokio::time::sleep(FREEZE.saturating_sub(since.elapsed())).await;
         self.signal(at, "CONT")
+    }
+
+    /// Whether the process came to wait for the answer to this statement.
+    async fn hold(&self, at: usize, statement: &str, limit: Duration) -> bool {
+        let proxy = &self.places[at].proxy;
+        let before = proxy.held();
+        proxy.hold_answer_to(statement);
+        within(limit, async || proxy.held() > before).await
     }
 
     fn signal(&self, at: usize, name: &str) -> bool {
@@ -208,8 +213,10 @@ impl Stress {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'monalisa effect'
                       and query = 'commit' and wait_event = 'PgSleep'";
         let committing = within(MOMENT, async || self.world.count(sql).await > 0).await;
-        for place in &self.places {
-            place.proxy.cut().await;
+        for (at, place) in self.places.iter().enumerate() {
+            if self.frozen.is_none_or(|(frozen, _)| frozen != at) {
+                place.proxy.cut().await;
+            }
         }
         committing
     }
