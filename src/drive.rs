@@ -9,6 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
+/// The trouble of a part is told at most so often: a process has some ten parts.
+const TROUBLE_TOLD: Duration = Duration::from_secs(10);
+
 /// What a tick says about the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -56,6 +59,11 @@ impl Pulse {
     }
 }
 
+/// Half a second, doubled at each failure.
+pub(crate) fn growing(failures: u32) -> Duration {
+    Duration::from_millis(500).saturating_mul(1 << failures.min(20))
+}
+
 /// Pauses after errors: doubled, with jitter, up to a limit.
 #[derive(Debug)]
 pub(crate) struct Pause {
@@ -74,9 +82,33 @@ impl Pause {
 
     /// The next pause: 0.5 s or a little more at first, then up to the limit and never above it.
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = Duration::from_millis(500).saturating_mul(1 << self.failures.min(10));
+        let pause = growing(self.failures);
         self.failures = self.failures.saturating_add(1);
         pause.mul_f64(rand::random_range(1.0..1.25)).min(self.limit.mul_f64(rand::random_range(0.75..1.0)))
+    }
+}
+
+/// Something that goes wrong again and again: told at once, then no more often than it needs to be read.
+#[derive(Debug)]
+pub(crate) struct Repeated {
+    every: Duration,
+    told: Option<Instant>,
+    untold: usize,
+}
+
+impl Repeated {
+    pub(crate) fn new(every: Duration) -> Self {
+        Repeated { every, told: None, untold: 0 }
+    }
+
+    /// It happened so often: the number since it was last told, where it is time to tell it.
+    pub(crate) fn tell(&mut self, times: usize) -> Option<usize> {
+        self.untold += times;
+        if self.told.is_some_and(|told| told.elapsed() < self.every) {
+            return None;
+        }
+        self.told = Some(Instant::now());
+        Some(std::mem::take(&mut self.untold))
     }
 }
 
@@ -94,15 +126,20 @@ pub(crate) trait Part: Send {
     }
 }
 
-/// Runs a part's ticks until cancelled. An error is logged here, once, and followed by a growing pause of at least half a second and
-/// at most `limit`.
+/// Runs a part's ticks until cancelled. An error is logged here, one line in ten seconds, and followed by a growing pause of at least
+/// half a second and at most `limit`.
 pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: Pulse, limit: Duration) {
     let mut pause = Pause::new(limit);
+    let mut trouble = Repeated::new(TROUBLE_TOLD);
+    let mut told = false;
     while !stop.is_cancelled() {
         let idle = match part.tick().await {
             Ok(next) => {
                 pause.reset();
                 pulse.beat();
+                if std::mem::take(&mut told) {
+                    tracing::info!(part = part.name(), "works again");
+                }
                 match next {
                     Next::Busy => {
                         // A tick that never waits must not starve its neighbours.
@@ -114,7 +151,11 @@ pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: P
             }
             Err(error) => {
                 let wait = pause.next();
-                tracing::error!(part = part.name(), %error, pause_ms = wait.as_millis() as u64, "failed; trying again after a pause");
+                if let Some(failures) = trouble.tell(1) {
+                    told = true;
+                    let pause_ms = wait.as_millis() as u64;
+                    tracing::error!(part = part.name(), %error, failures, pause_ms, "failed; trying again after a pause");
+                }
                 pulse.failed(&error);
                 tokio::select! {
                     () = stop.cancelled() => {}

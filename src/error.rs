@@ -4,6 +4,10 @@ use std::{error::Error as StdError, fmt::Write as _};
 
 use tokio_postgres::error::SqlState;
 
+/// SQLSTATEs that `work.succeed` raises; `docs/errors.md` lists them.
+const TRANSACTION_ENDED: &str = "ML010";
+const LEASE_LOST: &str = "ML011";
+
 /// What went wrong at the edge to PostgreSQL, SQS or Valkey.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,6 +56,25 @@ impl Error {
             Error::Postgres { source, .. } => source.code(),
             _ => None,
         }
+    }
+
+    fn is(&self, code: &str) -> bool {
+        self.sqlstate().is_some_and(|state| state.code() == code)
+    }
+
+    /// Whether a finish was refused because the lease is not ours any more.
+    pub fn is_lease_lost(&self) -> bool {
+        self.is(LEASE_LOST)
+    }
+
+    /// Whether a finish was refused because the handler ended the effect transaction.
+    pub fn is_transaction_ended(&self) -> bool {
+        self.is(TRANSACTION_ENDED)
+    }
+
+    /// Whether somebody else held a lock for too long.
+    pub fn is_locked(&self) -> bool {
+        self.sqlstate() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Whether the session itself is gone or of no use any more: lost, shut down, or on a server that is now read-only.

@@ -196,18 +196,26 @@ pub struct Lease {
     pub lease: Duration,
 }
 
-/// Extends leases; returns the runs of those that are lost. One that is being finished just now is neither.
-pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec<Uuid>, Error> {
+/// What a heartbeat found of a lease. One that is being finished just now is neither renewed nor lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beaten {
+    /// The token this process holds.
+    pub token: Uuid,
+    /// It lasts from now on as long as was asked.
+    pub renewed: bool,
+    /// Somebody else holds it, or nobody.
+    pub lost: bool,
+}
+
+/// Extends leases.
+pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec<Beaten>, Error> {
     let run_ids: Vec<Uuid> = leases.iter().map(|lease| lease.run_id).collect();
     let tokens: Vec<Uuid> = leases.iter().map(|lease| lease.token).collect();
     let seconds: Vec<f64> = leases.iter().map(|lease| lease.lease.as_secs_f64()).collect();
     let answer = rows(client, sql::runs::EXTEND, &[&run_ids, &tokens, &seconds]).await?;
-    let lost = answer.iter().filter_map(|row| match row.try_get::<_, bool>("lost") {
-        Ok(true) => Some(row.try_get("run_id")),
-        Ok(false) => None,
-        Err(error) => Some(Err(error)),
-    });
-    lost.collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::EXTEND.name))
+    let beaten =
+        answer.iter().map(|row| Ok(Beaten { token: row.try_get("token")?, renewed: row.try_get("renewed")?, lost: row.try_get("lost")? }));
+    beaten.collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::EXTEND.name))
 }
 
 /// A new transaction, free of what an earlier handler left in the session: role, settings, cursors, temporary tables, locks.

@@ -114,7 +114,7 @@ fn refinery_error(error: refinery::Error) -> Error {
 }
 
 fn is_busy(error: &Error) -> bool {
-    matches!(error, Error::Busy(_)) || error.sqlstate() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+    matches!(error, Error::Busy(_)) || error.is_locked()
 }
 
 /// Checks the schema at boot: an older one is refused, a newer one is a warning.

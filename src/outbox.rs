@@ -1,6 +1,6 @@
 //! The outbox, one short function per SQL file. Both tables have the same statements; [`Table`] says which.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool_postgres::{GenericClient, Object};
 use uuid::Uuid;
@@ -49,6 +49,9 @@ pub struct Row {
     pub available_at: String,
 }
 
+/// How far before: rows of transactions that took longer to commit wait for the next full look.
+const LOOKBACK: Duration = Duration::from_secs(10);
+
 /// How far back a claim looks; see the note in `sql/outbox/claim.sql`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum From {
@@ -56,8 +59,8 @@ pub enum From {
     TheStart,
     /// From the last row of the pass before on: a backlog is being worked off.
     Row(String),
-    /// So far back from now: the queue was drained.
-    Ago(Duration),
+    /// From a little before the look that found the queue drained.
+    Drained(Instant),
 }
 
 impl From {
@@ -65,7 +68,7 @@ impl From {
         match self {
             From::TheStart => (None, None),
             From::Row(available_at) => (Some(available_at.as_str()), None),
-            From::Ago(time) => (None, Some(time.as_secs_f64())),
+            From::Drained(at) => (None, Some((at.elapsed() + LOOKBACK).as_secs_f64())),
         }
     }
 }

@@ -1,6 +1,12 @@
 //! A whole process: boot checks, the parts, and the order in which they stop.
 
-use std::{any::TypeId, collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    any::TypeId,
+    collections::BTreeSet,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
@@ -9,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::Config,
     database::{PoolPlan, Pools},
-    drive::{Pulse, drive},
+    drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
     migrate,
@@ -20,17 +26,20 @@ use crate::{
     units::identity_login_notification_email::Mailer,
     wake::{Sleeper, Waker},
     worker::{
-        Slots, Wakes, Worker,
+        Wakes, Worker,
         holds::{Heart, Holds},
         poll::Poller,
         repair::Repairer,
         seen::Seen,
         settle::Settlers,
+        slots::Slots,
     },
 };
 
 /// What of the stop budget is kept for giving back, settling and closing after the drain.
 const STOP_RESERVE: Duration = Duration::from_secs(5);
+/// How long a stopping process tries to reach PostgreSQL after the drain; part of that reserve.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest pause of a part after errors.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
@@ -124,12 +133,14 @@ impl Process {
             holds: Holds::default(),
             seen: Seen::default(),
             settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
+            trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             cut: CancellationToken::new(),
+            given_up: CancellationToken::new(),
             pools,
         });
         let process = Process {
@@ -207,15 +218,17 @@ impl Process {
         worker.stop.cancel();
         self.pollers.close();
         worker.tasks.close();
-        let finished = async {
+        let ended = async || {
             self.pollers.wait().await;
             worker.tasks.wait().await;
         };
-        if tokio::time::timeout_at(cut_at, finished).await.is_err() {
+        if tokio::time::timeout_at(cut_at, ended()).await.is_err() {
             tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
             worker.cut.cancel();
-            self.pollers.wait().await;
-            worker.tasks.wait().await;
+            if tokio::time::timeout(LAST_PATIENCE, ended()).await.is_err() {
+                worker.given_up.cancel();
+                ended().await;
+            }
         }
         worker.settlers.flush().await;
         self.stop_beats.cancel();

@@ -28,6 +28,9 @@ pub(crate) const BATCH_ENTRIES: usize = 10;
 pub(crate) const BATCH_BYTES: usize = 256 * 1024;
 /// Most bytes of one message, by body and attributes.
 const MESSAGE_BYTES: usize = 1024 * 1024;
+/// What a message counts as that came without its receive count: the last receive that may return by visibility. So it is started, its
+/// next attempt comes by a new message, and the ledger's own counts end it.
+const UNCOUNTED_RECEIVES: i32 = 5;
 /// Longest time a message can be hidden from its receive on.
 pub(crate) const MAX_HIDDEN: Duration = Duration::from_secs(43_200);
 
@@ -223,23 +226,25 @@ impl Queues {
             .send()
             .await
             .map_err(|error| sdk("ReceiveMessage", &error))?;
+        let mut uncounted = 0;
         let messages = answer.messages.unwrap_or_default().into_iter().filter_map(|message| {
             let receives = message
                 .attributes
                 .as_ref()
                 .and_then(|attributes| attributes.get(&MessageSystemAttributeName::ApproximateReceiveCount))
                 .and_then(|count| count.parse().ok());
-            if receives.is_none() {
-                // Without the count a message would look new for ever: treat it as one that SQS is about to move away.
-                tracing::error!(%queue, "SQS gave no ApproximateReceiveCount with a message; it is re-issued through the outbox");
-            }
+            uncounted += u32::from(receives.is_none());
             Some(Message {
                 body: message.body.unwrap_or_default(),
                 receipt: message.receipt_handle?,
-                receives: receives.unwrap_or(i32::MAX),
+                receives: receives.unwrap_or(UNCOUNTED_RECEIVES),
             })
         });
-        Ok(messages.collect())
+        let messages = messages.collect();
+        if uncounted > 0 {
+            tracing::error!(%queue, uncounted, "SQS gave no ApproximateReceiveCount with messages: each attempt takes a new message");
+        }
+        Ok(messages)
     }
 
     /// Hides messages for so long from now; returns the indexes of those SQS refused, with its reason.

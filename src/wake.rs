@@ -70,6 +70,8 @@ fn code(error: &redis::RedisError) -> Option<String> {
 pub(crate) struct Sleeper {
     client: redis::Client,
     connection: Option<MultiplexedConnection>,
+    /// Another connection, for looks at the key while the first one waits.
+    looks: Option<MultiplexedConnection>,
     /// Whether wakes may have been lost since the last answer.
     deaf: bool,
 }
@@ -77,12 +79,15 @@ pub(crate) struct Sleeper {
 /// How long one BLPOP waits before it is asked anew: a dead peer is noticed after this.
 #[cfg(feature = "workers")]
 const POP_SECONDS: f64 = 5.0;
+/// How often the key is looked at meanwhile: where it has got another type, nobody can push, and a BLPOP under way does not see it.
+#[cfg(feature = "workers")]
+const LOOK: Duration = Duration::from_secs(1);
 
 #[cfg(feature = "workers")]
 impl Sleeper {
     pub(crate) fn new(url: &Secret) -> Result<Sleeper, Error> {
         let client = redis::Client::open(url.expose()).map_err(|_| Error::Valkey("the URL cannot be read".to_owned()))?;
-        Ok(Sleeper { client, connection: None, deaf: false })
+        Ok(Sleeper { client, connection: None, looks: None, deaf: false })
     }
 
     /// Waits for a wake: true when one came, false when none came in five seconds. Further wakes in the list are thrown away. The first
@@ -97,11 +102,7 @@ impl Sleeper {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                // The client's default answer limit of 500 ms would end every BLPOP; the limit here is above its wait.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(Duration::from_secs(1)))
-                    .set_response_timeout(Some(Duration::from_secs_f64(POP_SECONDS + 2.0)));
-                let connection = self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)?;
+                let connection = self.connect().await?;
                 if self.deaf {
                     self.connection = Some(connection);
                     return Ok(true);
@@ -109,18 +110,47 @@ impl Sleeper {
                 connection
             }
         };
+        let mut looks = match self.looks.take() {
+            Some(looks) => looks,
+            None => self.connect().await?,
+        };
         // In one go: what came after the pop is deleted, and told as a wake too.
-        let (popped, deleted): (Option<(String, redis::Value)>, i64) = redis::pipe()
-            .cmd("BLPOP")
-            .arg(WAKE_KEY)
-            .arg(POP_SECONDS)
-            .cmd("DEL")
-            .arg(WAKE_KEY)
-            .query_async(&mut connection)
-            .await
-            .map_err(valkey)?;
-        self.connection = Some(connection);
-        Ok(popped.is_some() || deleted > 0)
+        let mut pop = redis::pipe();
+        pop.cmd("BLPOP").arg(WAKE_KEY).arg(POP_SECONDS).cmd("DEL").arg(WAKE_KEY);
+        let popped = pop.query_async::<(Option<(String, redis::Value)>, i64)>(&mut connection);
+        tokio::select! {
+            popped = popped => {
+                let (popped, deleted) = popped.map_err(valkey)?;
+                (self.connection, self.looks) = (Some(connection), Some(looks));
+                Ok(popped.is_some() || deleted > 0)
+            }
+            replaced = replace_other_type(&mut looks) => {
+                replaced.map_err(valkey)?;
+                // The pop that is given up goes with its connection: on it the next wake would be lost.
+                self.looks = Some(looks);
+                Ok(true)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, Error> {
+        // The client's default answer limit of 500 ms would end every BLPOP; the limit here is above its wait.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(Duration::from_secs(1)))
+            .set_response_timeout(Some(Duration::from_secs_f64(POP_SECONDS + 2.0)));
+        self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)
+    }
+}
+
+/// Ends when the wake key had another type and was deleted: pushes that it refused count as a wake.
+#[cfg(feature = "workers")]
+async fn replace_other_type(connection: &mut MultiplexedConnection) -> redis::RedisResult<()> {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let found: String = redis::cmd("TYPE").arg(WAKE_KEY).query_async(connection).await?;
+        if found != "list" && found != "none" {
+            return redis::cmd("DEL").arg(WAKE_KEY).exec_async(connection).await;
+        }
     }
 }
 

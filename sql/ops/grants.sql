@@ -22,7 +22,7 @@ grant execute on function work.transitions() to monalisa_worker, monalisa_observ
 grant select, insert, update, delete on work.outbox_messages, work.platform_outbox_messages to monalisa_worker;
 grant select, insert, update on work.task_runs, work.queue_seen to monalisa_worker;
 grant select, insert on work.run_events, work.actions to monalisa_worker;
-grant select, delete on work.idempotency_keys to monalisa_worker;
+grant select, update, delete on work.idempotency_keys to monalisa_worker;
 grant select on work.units, work.catalogues, work.queue_controls, work.schema_history to monalisa_worker;
 grant execute on function
   work.succeed(uuid, uuid, jsonb), work.reissue(uuid[]), work.envelope(work.task_runs), work.refuse_transition(), work.refuse_change(),

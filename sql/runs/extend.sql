@@ -2,7 +2,7 @@
 -- $1 run_ids  uuid[]
 -- $2 tokens   uuid[], in the same order
 -- $3 lease_s  float8[], seconds from now
--- returns   run_id uuid, renewed bool, lost bool (the token differs: somebody else holds it, or nobody)
+-- returns   token uuid, renewed bool, lost bool (the token differs: somebody else holds it, or nobody)
 -- caller    src/ledger.rs
 -- index     task_runs_pkey
 -- locks     the run rows in the order of run_id, skip locked: one that is being finished is neither renewed nor lost
@@ -20,7 +20,7 @@ with held as materialized (
    where r.run_id = h.run_id
   returning r.run_id
 )
-select m.run_id, n.run_id is not null as renewed, r.token is distinct from m.token as lost
+select m.token, n.run_id is not null as renewed, r.token is distinct from m.token as lost
   from unnest($1::uuid[], $2::uuid[]) m (run_id, token)
   left join renewed n on n.run_id = m.run_id
   left join work.task_runs r on r.run_id = m.run_id

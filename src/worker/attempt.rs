@@ -4,15 +4,11 @@
 //! comes back and is judged as over. A COMMIT whose answer is lost is decided by a fenced update on another session, which waits
 //! for the row lock of the unanswered one (I2).
 
-use std::{
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use deadpool_postgres::Object;
 use futures_util::FutureExt;
-use tokio::{sync::OwnedSemaphorePermit, task::JoinError};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -26,14 +22,17 @@ use crate::{
     unit::Unit,
 };
 
-use super::{Worker, holds::Hold, settle::Settle};
+use super::{
+    Worker,
+    holds::{Hold, Lost},
+    settle::Settle,
+    slots::Permit,
+};
 
 /// The fifth receive is the last that may return by visibility; the sixth would not be started.
 const LAST_RECEIVE: i32 = 5;
 /// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
-/// How long a stopping process tries to reach PostgreSQL; part of what the stop budget keeps in reserve.
-const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(3);
 /// Wait after the first interruption; doubled at each.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -49,8 +48,8 @@ pub(crate) struct Attempt {
 #[allow(clippy::large_enum_variant, reason = "one lives on the stack of each attempt")]
 enum Ended {
     Returned(Result<Option<String>, TaskError>, Option<EffectTransaction>),
-    /// Its lease was lost: nothing of it may be recorded.
-    LeaseLost,
+    /// Its lease was taken over, or may have been: nothing of it may be recorded but what the token still allows.
+    LeaseLost(Lost),
     /// The stop budget is used up.
     Cut,
 }
@@ -64,21 +63,28 @@ enum Fate {
 
 impl Attempt {
     /// Runs the handler, finishes the run and settles its message.
-    pub(crate) async fn run(self, slot: OwnedSemaphorePermit) {
+    pub(crate) async fn run(self, permit: Permit) {
         let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
         async {
             match &self.started.lost_worker {
                 Some(lost_worker) => tracing::warn!(lost_worker, "taken over: the lease of the worker that had it lapsed"),
                 None => tracing::debug!("started"),
             }
-            // The slot is kept until the run is finished: its effect still holds a connection.
-            let (ended, _slot) = self.handle(slot).await;
-            let fate = match ended {
-                Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
-                Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
-                Ended::LeaseLost => Fate::Leave,
-                Ended::Cut => self.give_back().await,
+            // The permit is kept until the run is finished: its effect still holds a connection.
+            let (ended, _permit) = self.handle(permit).await;
+            let finish = async {
+                match ended {
+                    Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
+                    Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
+                    Ended::LeaseLost(Lost::Taken) => Fate::Leave,
+                    Ended::LeaseLost(Lost::Lapsed) => self.interrupt("neither SQS nor PostgreSQL kept the lease in time").await,
+                    Ended::Cut => self.give_back().await,
+                }
             };
+            let fate = self.worker.unless_given_up(finish).await.unwrap_or_else(|| {
+                tracing::error!("PostgreSQL did not answer before the stop: the lease lapses, which counts as a crash");
+                Fate::Settle(Settle::Hide(Duration::ZERO))
+            });
             match fate {
                 Fate::Settle(what) => self.worker.settle(&self.hold, what).await,
                 Fate::Leave => self.worker.holds.release(&self.hold).await,
@@ -88,8 +94,8 @@ impl Attempt {
         .await;
     }
 
-    /// The handler's end; with its slot where it has really ended, else the slot stays with it.
-    async fn handle(&self, slot: OwnedSemaphorePermit) -> (Ended, Option<OwnedSemaphorePermit>) {
+    /// The handler's end; with its permit where it has really ended, else the permit stays with it.
+    async fn handle(&self, permit: Permit) -> (Ended, Option<Permit>) {
         let timeout = Duration::from_secs(u64::from(self.unit.timeout_seconds));
         let cancelled = CancellationToken::new();
         let run = TaskRun::new(
@@ -108,22 +114,22 @@ impl Attempt {
                 // A panic ends this attempt alone.
                 let result = AssertUnwindSafe(async { handler(&payload, &run).await }).catch_unwind().await;
                 let result = result.unwrap_or_else(|panic| Err(panicked(&*panic)));
-                (result, run.into_effect(), slot)
+                (result, run.into_effect(), permit)
             }
             .in_current_span(),
         );
         let ended = tokio::select! {
             joined = &mut task => return match joined {
-                Ok((result, effect, slot)) => (Ended::Returned(result, effect), Some(slot)),
+                Ok((result, effect, permit)) => (Ended::Returned(result, effect), Some(permit)),
                 Err(error) => (Ended::Returned(Err(ended_badly(error)), None), None),
             },
             () = tokio::time::sleep(timeout) => {
                 Ended::Returned(Err(TaskError::transient(format!("it took longer than {} s", timeout.as_secs())).with_code("TIMED_OUT")), None)
             }
-            () = self.hold.lost.cancelled() => Ended::LeaseLost,
+            lost = self.hold.lost() => Ended::LeaseLost(lost),
             () = self.worker.cut.cancelled() => Ended::Cut,
         };
-        // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its slot until then.
+        // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its permit until then.
         cancelled.cancel();
         task.abort();
         (ended, None)
@@ -141,17 +147,17 @@ impl Attempt {
                 tracing::info!("succeeded");
                 Fate::Settle(Settle::Delete)
             }
-            Err(error) if error.sqlstate().is_some_and(|state| state.code() == "ML011") => {
+            Err(error) if error.is_lease_lost() => {
                 tracing::warn!("the lease was lost before the run could be finished; nothing of the attempt was committed");
                 Fate::Leave
             }
             Err(error) if error.session_is_gone() => self.interrupt(&error.to_string()).await,
-            Err(Error::Postgres { source, .. }) => {
-                let ended = source.code().is_some_and(|state| state.code() == "ML010");
+            Err(error) => {
+                let ended = error.is_transaction_ended();
+                let Error::Postgres { source, .. } = error else { return self.interrupt(&error.to_string()).await };
                 let error = TaskError::from(source);
                 self.record(if ended { error.with_code("TRANSACTION_ENDED") } else { error }).await
             }
-            Err(error) => self.interrupt(&error.to_string()).await,
         }
     }
 
@@ -256,38 +262,28 @@ impl Attempt {
     async fn give_back(&self) -> Fate {
         let runs = [(self.started.run_id, self.started.token)];
         let reason = "the process stopped before the run was finished";
-        let give = async || {
-            let mut connection = database::get(&self.worker.pools.record).await?;
-            ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await
-        };
-        let began = Instant::now();
-        let mut given = give().await;
-        while given.as_ref().is_err_and(Error::session_is_gone) && began.elapsed() < GIVE_BACK_PATIENCE {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            given = give().await;
-        }
+        let given = self
+            .worker
+            .until_answered("giving a run back", || async {
+                let mut connection = database::get(&self.worker.pools.record).await?;
+                match ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await {
+                    // A relay holds the outbox row: the run is queued all the same, and this message brings it back at once.
+                    Err(error) if error.is_locked() => {
+                        let given = ledger::give_back_by_visibility(&connection, &runs, reason).await?;
+                        Ok((given, Settle::Hide(Duration::ZERO)))
+                    }
+                    given => Ok((given?, Settle::Delete)),
+                }
+            })
+            .await;
         match given {
-            Ok(given) if given.is_empty() => Fate::Leave,
-            Ok(_) => {
+            Some((given, _)) if given.is_empty() => Fate::Leave,
+            Some((_, what)) => {
                 tracing::info!("given back: the process stops");
                 self.worker.wakes.wake().await;
-                Fate::Settle(Settle::Delete)
+                Fate::Settle(what)
             }
-            Err(error) if error.sqlstate().is_some_and(|state| state.code() == "55P03") => {
-                // A relay holds the outbox row: the run is queued all the same, and this message brings it back at once.
-                let queued = async {
-                    let connection = database::get(&self.worker.pools.record).await?;
-                    ledger::give_back_by_visibility(&connection, &runs, reason).await
-                };
-                match queued.await {
-                    Ok(given) if !given.is_empty() => Fate::Settle(Settle::Hide(Duration::ZERO)),
-                    _ => Fate::Leave,
-                }
-            }
-            Err(error) => {
-                tracing::error!(%error, "the run could not be given back; its lease lapses and it is taken over");
-                Fate::Leave
-            }
+            None => Fate::Leave,
         }
     }
 }

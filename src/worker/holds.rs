@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -20,7 +20,7 @@ use crate::{
     database,
     drive::{Next, Part},
     error::Error,
-    ledger::{self, Lease},
+    ledger::{self, Beaten, Lease},
     queue::Queue,
     sqs::BATCH_ENTRIES,
 };
@@ -28,59 +28,126 @@ use crate::{
 use super::Worker;
 
 /// All messages in hand.
-#[derive(Default)]
-pub(crate) struct Holds {
-    held: Mutex<HashMap<u64, Entry>>,
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Holds(Arc<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    entries: Mutex<HashMap<u64, Entry>>,
     next: AtomicU64,
 }
 
+#[derive(Debug)]
 struct Entry {
     queue: Queue,
     receipt: String,
-    lease: Option<(Uuid, Uuid)>,
+    lease: Option<Kept>,
     lost: CancellationToken,
     /// When the visibility was last set, from before the request.
     extended: Instant,
+    visibility: Duration,
     /// Held while a heartbeat of this message is under way.
     beating: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// One message in hand.
-#[derive(Debug, Clone)]
+/// A lease that this process took.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    run_id: Uuid,
+    token: Uuid,
+    /// Until when it is surely ours, by this process's clock, from before the request that said so.
+    until: Instant,
+}
+
+/// One message in hand. Whatever becomes of its owner, its heartbeat ends with it.
+#[derive(Debug)]
 pub(crate) struct Hold {
     id: u64,
     pub(crate) queue: Queue,
     pub(crate) receipt: String,
-    /// Cancelled when the lease is known to be lost.
-    pub(crate) lost: CancellationToken,
-    /// When it was received, from before the answer came.
+    /// When it was received.
     pub(crate) received: Instant,
+    lost: CancellationToken,
+    holds: Holds,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.holds.lock().remove(&self.id);
+    }
+}
+
+/// Why a lease is not ours any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// PostgreSQL said that another holds it, or nobody.
+    Taken,
+    /// Neither SQS nor PostgreSQL has answered for so long that another may hold it.
+    Lapsed,
+}
+
+impl Hold {
+    /// Resolves when the lease is lost. As long as SQS hides the message or the lease lasts, nobody takes the run over.
+    pub(crate) async fn lost(&self) -> Lost {
+        loop {
+            tokio::select! {
+                () = self.lost.cancelled() => return Lost::Taken,
+                () = tokio::time::sleep_until(self.holds.kept_until(self).into()) => {
+                    if self.holds.kept_until(self) <= Instant::now() {
+                        tracing::warn!("the lease was lost by this process's clock; the handler is cancelled");
+                        return Lost::Lapsed;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn hidden_until(&self) -> Instant {
+        self.extended + self.visibility
+    }
 }
 
 impl Holds {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Entry>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a received message in hand.
-    pub(crate) fn take(&self, queue: Queue, receipt: String, received: Instant) -> Hold {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let lost = CancellationToken::new();
-        let entry = Entry { queue, receipt: receipt.clone(), lease: None, lost: lost.clone(), extended: received, beating: Arc::default() };
-        self.lock().insert(id, entry);
-        Hold { id, queue, receipt, lost, received }
+    pub(crate) fn take(&self, queue: Queue, receipt: String, received: Instant, visibility: Duration) -> Hold {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let hold = Hold { id, queue, receipt, received, lost: CancellationToken::new(), holds: self.clone() };
+        let (receipt, lost) = (hold.receipt.clone(), hold.lost.clone());
+        self.lock().insert(id, Entry { queue, receipt, lease: None, lost, extended: received, visibility, beating: Arc::default() });
+        hold
     }
 
     /// From now on the heartbeat extends this lease too.
-    pub(crate) fn lease(&self, hold: &Hold, run_id: Uuid, token: Uuid) {
+    pub(crate) fn lease(&self, hold: &Hold, run_id: Uuid, token: Uuid, until: Instant) {
         if let Some(entry) = self.lock().get_mut(&hold.id) {
-            entry.lease = Some((run_id, token));
+            entry.lease = Some(Kept { run_id, token, until });
         }
     }
 
     /// How long ago the message's visibility was last set.
     pub(crate) fn age(&self, hold: &Hold) -> Duration {
         self.lock().get(&hold.id).map_or(hold.received, |entry| entry.extended).elapsed()
+    }
+
+    fn kept_until(&self, hold: &Hold) -> Instant {
+        let kept = |entry: &Entry| entry.lease.map_or(entry.hidden_until(), |lease| lease.until.max(entry.hidden_until()));
+        self.lock().get(&hold.id).map_or(hold.received, kept)
+    }
+
+    /// SQS said that it hides these messages from `began` on. Of one that was visible again by then it says so too, and does nothing.
+    fn extended(&self, ids: impl Iterator<Item = u64>, began: Instant) {
+        let mut held = self.lock();
+        for id in ids {
+            if let Some(entry) = held.get_mut(&id).filter(|entry| began < entry.hidden_until()) {
+                entry.extended = began;
+            }
+        }
     }
 
     /// Ends the heartbeat of a message; returns when none of it is under way.
@@ -125,9 +192,6 @@ impl Worker {
                 beating.push((*id, entry.receipt.clone(), entry.lease, guard));
             }
         }
-        if beating.is_empty() {
-            return Ok(pause);
-        }
         let mut problem = None;
         let batches: Vec<_> = beating.chunks(BATCH_ENTRIES).collect();
         // Side by side: a queue that answers slowly must not put off the leases of many messages.
@@ -138,14 +202,9 @@ impl Worker {
         for (batch, answer) in batches.iter().zip(answers.await) {
             match answer {
                 Ok(refused) => {
-                    let mut held = self.holds.lock();
-                    for (index, (id, ..)) in batch.iter().enumerate() {
-                        if let Some(entry) = held.get_mut(id)
-                            && !refused.iter().any(|(refused, _)| *refused == index)
-                        {
-                            entry.extended = began;
-                        }
-                    }
+                    let is_refused = |index: &usize| refused.iter().any(|(refused, _)| refused == index);
+                    let taken = batch.iter().enumerate().filter(|(index, _)| !is_refused(index));
+                    self.holds.extended(taken.map(|(_, (id, ..))| *id), began);
                     if let Some((_, code)) = refused.first() {
                         tracing::warn!(%queue, count = refused.len(), code, "SQS refused to extend the visibility of messages in hand");
                     }
@@ -153,15 +212,13 @@ impl Worker {
                 Err(error) => problem = Some(error),
             }
         }
-        let leases: Vec<Lease> = beating
-            .iter()
-            .filter_map(|(_, _, lease, _)| *lease)
-            .map(|(run_id, token)| Lease { run_id, token, lease: self.lease(queue, began.elapsed()) })
-            .collect();
+        let lease = self.lease(queue, began.elapsed());
+        let leases: Vec<Lease> =
+            beating.iter().filter_map(|(_, _, kept, _)| *kept).map(|Kept { run_id, token, .. }| Lease { run_id, token, lease }).collect();
         if !leases.is_empty() {
-            let connection = database::get(&self.pools.control).await?;
-            for run_id in ledger::extend(&connection, &leases).await? {
-                self.lose(run_id, &leases);
+            let asked = Instant::now();
+            for beaten in self.extend(&leases, visibility / 6).await? {
+                self.beaten(&beaten, asked + lease);
             }
         }
         match problem {
@@ -170,13 +227,27 @@ impl Worker {
         }
     }
 
-    /// The lease of a run is no longer ours: its handler is cancelled, and neither ledger nor message is touched.
-    fn lose(&self, run_id: Uuid, leases: &[Lease]) {
-        let token = leases.iter().find(|lease| lease.run_id == run_id).map(|lease| lease.token);
-        for entry in self.holds.lock().values() {
-            if entry.lease.is_some_and(|(id, held)| id == run_id && Some(held) == token) {
-                tracing::warn!(%run_id, "the lease was lost; the handler is cancelled");
+    /// Extends leases within this time: a PostgreSQL that hangs must not put off the next heartbeat of the messages.
+    async fn extend(&self, leases: &[Lease], limit: Duration) -> Result<Vec<Beaten>, Error> {
+        let late = |_| Error::Pool("a heartbeat was not answered in time".to_owned());
+        let until = tokio::time::Instant::now() + limit;
+        let connection = tokio::time::timeout_at(until, database::get(&self.pools.control)).await.map_err(late)??;
+        let answer = tokio::time::timeout_at(until, ledger::extend(&connection, leases)).await;
+        answer.unwrap_or_else(|elapsed| {
+            self.pools.discard(connection);
+            Err(late(elapsed))
+        })
+    }
+
+    /// A lease lasts until then; or it is no longer ours: its handler is cancelled, and neither ledger nor message is touched.
+    fn beaten(&self, beaten: &Beaten, until: Instant) {
+        for entry in self.holds.lock().values_mut() {
+            let Some(kept) = entry.lease.as_mut().filter(|kept| kept.token == beaten.token) else { continue };
+            if beaten.lost {
+                tracing::warn!(run_id = %kept.run_id, "the lease was lost; the handler is cancelled");
                 entry.lost.cancel();
+            } else if beaten.renewed {
+                kept.until = until;
             }
         }
     }

@@ -1,44 +1,42 @@
 //! The worker: receives messages, takes leases, runs handlers, finishes runs, deletes messages.
 //!
-//! Read it as the message travels: [`poll`] receives and judges, [`attempt`] runs and finishes, [`settle`] deletes or hides,
-//! [`holds`] keeps everything in hand alive meanwhile. What [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
+//! Read it as the message travels: [`poll`] receives, [`judge`] carries out the verdicts, [`start`] takes the leases, [`attempt`] runs
+//! and finishes, [`settle`] deletes or hides; [`slots`] says how much at a time, and [`holds`] keeps everything in hand alive. What
+//! [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
 
 pub(crate) mod attempt;
 pub(crate) mod holds;
+pub(crate) mod judge;
 pub(crate) mod poll;
 pub(crate) mod repair;
 pub(crate) mod seen;
 pub(crate) mod settle;
+pub(crate) mod slots;
+pub(crate) mod start;
 
 use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::{RwLock, Semaphore, watch},
-};
+use tokio::{runtime::Handle, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{Backoff, Visibility},
     database::Pools,
-    drive::Pulse,
+    drive::{Pause, Pulse, Repeated},
+    error::Error,
     queue::Queue,
     run::State,
     sqs::Queues,
-    unit::{Unit, Units},
     wake::Waker,
 };
 
-use holds::Holds;
+use holds::{Hold, Holds};
 use seen::Seen;
-use settle::Settlers;
+use settle::{Settle, Settlers};
+use slots::Slots;
 
 /// What the parts of a worker share.
 pub(crate) struct Worker {
@@ -55,6 +53,8 @@ pub(crate) struct Worker {
     pub(crate) seen: Seen,
     pub(crate) settlers: Settlers,
     pub(crate) wakes: Wakes,
+    /// Whatever could not be written, of all messages in hand.
+    pub(crate) trouble: Mutex<Repeated>,
     /// When PostgreSQL last answered a poller.
     pub(crate) database: Pulse,
     /// Handlers run here, so that one that blocks its thread stops nothing of the runtime.
@@ -65,6 +65,8 @@ pub(crate) struct Worker {
     pub(crate) stop: CancellationToken,
     /// The stop budget is used up: what is unfinished is given back.
     pub(crate) cut: CancellationToken,
+    /// PostgreSQL had its chance since the cut: what it has not answered is left as it is, and the messages are let go.
+    pub(crate) given_up: CancellationToken,
 }
 
 /// Tells relays that a row is pending: the one in this process, and through Valkey any other.
@@ -82,89 +84,62 @@ impl Wakes {
     }
 }
 
-/// The slots: how many runs of each unit may be under way in this process.
-pub(crate) struct Slots {
-    units: HashMap<&'static str, Slot>,
-    names: Vec<&'static str>,
-    total: usize,
-    waiting: AtomicUsize,
-    /// Changes when a slot becomes free.
-    pub(crate) freed: watch::Sender<()>,
-    /// Held for reading by each attempt; a suspect holds it alone.
-    pub(crate) gate: Arc<RwLock<()>>,
-}
-
-/// The slots of one unit.
-pub(crate) struct Slot {
-    pub(crate) unit: &'static Unit,
-    queue: Option<Queue>,
-    pub(crate) free: Arc<Semaphore>,
-}
-
-impl Slots {
-    /// Slots of every unit; `total` counts those on the consumed queues.
-    pub(crate) fn new(units: &Units, overrides: &std::collections::BTreeMap<String, u32>, queues: &[Queue]) -> Slots {
-        let units: HashMap<&'static str, Slot> = units
-            .iter()
-            .map(|unit| {
-                let concurrency = overrides.get(unit.name).copied().unwrap_or(unit.concurrency) as usize;
-                let queue = unit.queue.parse().ok();
-                (unit.name, Slot { unit, queue, free: Arc::new(Semaphore::new(concurrency)) })
-            })
-            .collect();
-        let consumed = |slot: &&Slot| slot.queue.is_some_and(|queue| queues.contains(&queue));
-        let total = units.values().filter(consumed).map(|slot| slot.free.available_permits()).sum();
-        let mut names: Vec<&'static str> = units.keys().copied().collect();
-        names.sort_unstable();
-        Slots { units, names, total, waiting: AtomicUsize::new(0), freed: watch::Sender::new(()), gate: Arc::new(RwLock::new(())) }
-    }
-
-    /// Slots of the units on the consumed queues.
-    pub(crate) fn total(&self) -> usize {
-        self.total
-    }
-
-    /// Names of the units this process runs.
-    pub(crate) fn known(&self) -> &[&'static str] {
-        &self.names
-    }
-
-    pub(crate) fn get(&self, unit: &str) -> Option<&Slot> {
-        self.units.get(unit)
-    }
-
-    /// Free slots of the units on this queue. A queue without any is asked for one message at a time: what is there still needs judging.
-    pub(crate) fn free(&self, queue: Queue) -> usize {
-        let mut on_queue = self.units.values().filter(|slot| slot.queue == Some(queue)).peekable();
-        if on_queue.peek().is_none() {
-            return 1;
-        }
-        on_queue.map(|slot| slot.free.available_permits()).sum()
-    }
-
-    /// The longest timeout of a unit.
-    pub(crate) fn longest_timeout(&self) -> Duration {
-        Duration::from_secs(self.units.values().map(|slot| u64::from(slot.unit.timeout_seconds)).max().unwrap_or(60))
-    }
-
-    /// Enters the messages that wait for a slot, unless they already fill half of the process's slots.
-    pub(crate) fn enter_waiting(&self) -> bool {
-        self.waiting
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| (waiting < (self.total / 2).max(1)).then_some(waiting + 1))
-            .is_ok()
-    }
-
-    pub(crate) fn leave_waiting(&self) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Worker {
-    /// The lease of a start now: the visibility less a margin and less what has passed since SQS began to count; never shorter than
-    /// until the next heartbeat, however long SQS refused to extend the visibility.
+    /// The lease of a start or a heartbeat now: the visibility less a margin and less what has passed since SQS began to count; never
+    /// shorter than until the next heartbeat, however long SQS refused to extend the visibility. A process that stops asks for no more
+    /// than that: should it fail to give a run back, others need not wait long.
     pub(crate) fn lease(&self, queue: Queue, since: Duration) -> Duration {
         let visibility = self.visibility.of(queue);
+        let shortest = visibility / 2;
+        if self.stop.is_cancelled() {
+            return shortest;
+        }
         let margin = (visibility / 6).min(Duration::from_secs(5));
-        visibility.saturating_sub(margin).saturating_sub(since).max(visibility / 2)
+        visibility.saturating_sub(margin).saturating_sub(since).max(shortest)
     }
+
+    /// Ends the heartbeat of a message, then deletes or hides it.
+    pub(crate) async fn settle(&self, hold: &Hold, what: Settle) {
+        self.holds.release(hold).await;
+        self.settlers.settle(hold, what).await;
+    }
+
+    /// Runs a step that waits for PostgreSQL; `None` when the process has waited long enough since its cut.
+    pub(crate) async fn unless_given_up<T>(&self, step: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.given_up.cancelled() => None,
+            answer = step => Some(answer),
+        }
+    }
+
+    /// Runs a database step until it is answered; `None` when the process gives up first. Errors are logged with growing pauses.
+    pub(crate) async fn until_answered<T, F>(&self, what: &str, step: impl Fn() -> F) -> Option<T>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut pause = Pause::new(Duration::from_secs(5));
+        let answered = async {
+            loop {
+                match step().await {
+                    Ok(answer) => return answer,
+                    Err(error) => {
+                        let wait = pause.next();
+                        let told = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).tell(1);
+                        if let Some(failures) = told {
+                            // One line for all that wait for PostgreSQL here: there may be a hundred.
+                            tracing::error!(%error, failures, pause_ms = wait.as_millis() as u64, "{what} failed; trying again after a pause");
+                        }
+                        tokio::time::sleep(wait).await;
+                    }
+                }
+            }
+        };
+        self.unless_given_up(answered).await
+    }
+}
+
+/// A little longer, so that copies of one message do not come back in step.
+fn jittered(time: Duration) -> Duration {
+    time + Duration::from_millis(rand::random_range(100..1_000)).min(Duration::from_millis(100) + time / 4)
 }

@@ -19,14 +19,20 @@ const LINGER: Duration = Duration::from_millis(20);
 const TRIES: u32 = 4;
 
 /// What to do with a message.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settle {
     Delete,
     /// Hide it for so long from now; zero gives it to anybody at once.
     Hide(Duration),
 }
 
-type Order = (String, Settle, Option<oneshot::Sender<()>>);
+/// What a settler is asked for.
+enum Order {
+    Delete(String),
+    Hide(String, Duration),
+    /// Tell when everything before this is settled.
+    Flush(oneshot::Sender<()>),
+}
 
 /// The settlers of all queues. Deletes and hides go their own ways: deletes that are refused and tried again hold up no retry.
 pub(crate) struct Settlers {
@@ -47,9 +53,13 @@ impl Settlers {
 
     /// Hands a message over; its heartbeat must have ended. Waits only where a thousand others wait already.
     pub(crate) async fn settle(&self, hold: &Hold, what: Settle) {
-        let settlers = if what == Settle::Delete { &self.deletes } else { &self.hides };
+        let receipt = hold.receipt.clone();
+        let (settlers, order) = match what {
+            Settle::Delete => (&self.deletes, Order::Delete(receipt)),
+            Settle::Hide(time) => (&self.hides, Order::Hide(receipt, time)),
+        };
         if let Some(sender) = settlers.get(&hold.queue) {
-            let _ = sender.send((hold.receipt.clone(), what, None)).await;
+            let _ = sender.send(order).await;
         }
     }
 
@@ -57,7 +67,7 @@ impl Settlers {
     pub(crate) async fn flush(&self) {
         for sender in self.hides.values().chain(self.deletes.values()) {
             let (done, settled) = oneshot::channel();
-            if sender.send((String::new(), Settle::Delete, Some(done))).await.is_ok() {
+            if sender.send(Order::Flush(done)).await.is_ok() {
                 let _ = settled.await;
             }
         }
@@ -70,13 +80,13 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
         if orders.recv_many(&mut batch, 100).await == 0 {
             return;
         }
-        if batch.len() < BATCH_ENTRIES && batch.iter().all(|(_, what, done)| *what == Settle::Delete && done.is_none()) {
+        if batch.len() < BATCH_ENTRIES && batch.iter().all(|order| matches!(order, Order::Delete(_))) {
             // Deletes can wait a moment for company; a message that is hidden or given back cannot.
             let _ = tokio::time::timeout(LINGER, async {
                 while batch.len() < BATCH_ENTRIES
                     && let Some(order) = orders.recv().await
                 {
-                    let urgent = order.2.is_some();
+                    let urgent = matches!(order, Order::Flush(_));
                     batch.push(order);
                     if urgent {
                         break;
@@ -88,11 +98,11 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
         let mut deletes = Vec::new();
         let mut hides = Vec::new();
         let mut waiting = Vec::new();
-        for (receipt, what, done) in batch.drain(..) {
-            match (what, done) {
-                (_, Some(done)) => waiting.push(done),
-                (Settle::Delete, None) => deletes.push(receipt),
-                (Settle::Hide(time), None) => hides.push((receipt, time)),
+        for order in batch.drain(..) {
+            match order {
+                Order::Delete(receipt) => deletes.push(receipt),
+                Order::Hide(receipt, time) => hides.push((receipt, time)),
+                Order::Flush(done) => waiting.push(done),
             }
         }
         let deleting = join_all(deletes.chunks(BATCH_ENTRIES).map(|chunk| delete(&sqs, queue, chunk.to_vec())));

@@ -230,7 +230,7 @@ fn failure_codes_are_exactly_those_that_are_written() {
         // Without tests and doc comments.
         let code = text.split("#[cfg(test)]").next().unwrap().lines().filter(|line| !line.trim_start().starts_with("//"));
         let code = code.collect::<Vec<_>>().join("\n");
-        for start in ["with_code(", "TaskError::permanent(", "TaskError::new(", "&message.body, ", "&body, ", "Borrowed("] {
+        for start in ["with_code(", "TaskError::permanent(", "TaskError::new(", "(hold, body, ", "Borrowed("] {
             written.extend(quoted_after(&code, start).into_iter().filter(|text| is_code(text)).map(str::to_owned));
         }
         if code.contains("\"SQL_{}\"") {

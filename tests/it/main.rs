@@ -3,6 +3,7 @@
 
 mod catalogue;
 mod client;
+mod clocks;
 mod config;
 mod docs;
 mod docs_guarantees;
@@ -32,3 +33,9 @@ mod support;
 mod transitions;
 mod wake;
 mod worker;
+mod worker_drain;
+mod worker_failures;
+mod worker_fencing;
+mod worker_heartbeat;
+mod worker_lost_answers;
+mod worker_slots;

@@ -110,6 +110,27 @@ async fn a_slow_sqs_is_not_taken_for_a_dead_one() {
     let _relay = world.start(RELAY_ALONE).await;
     three(&world).await;
     world.sent_within(3, Duration::from_secs(15)).await;
+    assert_eq!(world.messages("default").await.0, 4, "one copy, of the probe that no pass waited for");
+}
+
+#[tokio::test]
+async fn probes_of_a_hung_queue_cost_the_others_half_a_second() {
+    let world = World::new().await;
+    world.sqs.fault(r#"{"op":"SendMessageBatch","queue_contains":"t-bulk","mode":"never_answer"}"#).unwrap();
+    let relay = world.start(RELAY_ALONE).await;
+    world.db.batch_execute("select work.dispatch('t.platform')").await.unwrap();
+    relay.log("sending failed").await;
+    let (mut sent, mut longest) = (0, Duration::ZERO);
+    let probes = || sends(&world, "bulk").len();
+    while probes() < 3 {
+        let began = Instant::now();
+        world.dispatch("t.urgent", "{}").await;
+        sent += 1;
+        world.count_is("select count(*) from work.outbox_messages where sent_at is not null", sent).await;
+        longest = longest.max(began.elapsed());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(longest < Duration::from_secs(3), "{longest:?}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use monalisa::{Client, WAKE_KEY};
 use redis::aio::MultiplexedConnection;
 
-use crate::support::{AT_ONCE, Process, Proxy, RELAY_ALONE, World, redis_server::RedisServer, redis_server::info, wait_for};
+use crate::support::{AT_ONCE, Process, Proxy, RELAY_ALONE, SOON, World, redis_server::RedisServer, redis_server::info, wait_for};
 
 /// A relay that hears nothing but wakes.
 async fn relay(world: &World, valkey: &str) -> Process {
@@ -80,6 +80,19 @@ async fn a_wake_key_of_another_type_is_replaced() {
         redis::cmd("SET").arg(WAKE_KEY).arg("x").exec_async(&mut connection).await.unwrap();
         rows.answered().await;
     }
+    // A client that does not replace it itself has its push refused.
+    let mut waited = Duration::ZERO;
+    for _ in 0..3 {
+        listening(&mut connection).await;
+        redis::cmd("SET").arg(WAKE_KEY).arg("x").exec_async(&mut connection).await.unwrap();
+        let began = Instant::now();
+        world.dispatch("t.ok", "{}").await;
+        rows.sent += 1;
+        redis::cmd("LPUSH").arg(WAKE_KEY).arg(1).exec_async(&mut connection).await.expect_err("refused");
+        world.sent_within(rows.sent, SOON).await;
+        waited += began.elapsed();
+    }
+    assert!(waited < Duration::from_secs(9), "a pop that waits sees nothing of it for five seconds: {waited:?}");
     // And one that was there before it listened.
     let mut other = redis::pipe();
     other.cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes").cmd("HSET").arg(WAKE_KEY).arg("a").arg(1);

@@ -109,7 +109,12 @@ impl Stress {
             Step::Thaw => self.thaw().await,
             Step::Drain(at) => self.drain(at),
             Step::LoseAnswer(at, statement) => {
-                self.places[at].proxy.swallow_answer_to(statement);
+                let proxy = &self.places[at].proxy;
+                if is_word(statement) {
+                    proxy.swallow_answer_to_just(statement)
+                } else {
+                    proxy.swallow_answer_to(statement)
+                }
                 true
             }
             Step::Cut(at) => {
@@ -193,7 +198,11 @@ impl Stress {
     async fn hold(&self, at: usize, statement: &str, limit: Duration) -> bool {
         let proxy = &self.places[at].proxy;
         let before = proxy.held();
-        proxy.hold_answer_to(statement);
+        if is_word(statement) {
+            proxy.hold_answer_to_just(statement)
+        } else {
+            proxy.hold_answer_to(statement)
+        }
         within(limit, async || proxy.held() > before).await
     }
 
@@ -431,6 +440,11 @@ fn spawn(world: &World, proxy: &Proxy, place: usize) -> Process {
             ("MONALISA_RELAY_SEND_TIMEOUT_MS", "1000"),
         ],
     )
+}
+
+/// A word is the whole of a statement; anything else stands in one. Headers of others speak of commits too.
+fn is_word(statement: &str) -> bool {
+    statement.bytes().all(|byte| byte.is_ascii_alphabetic())
 }
 
 /// Whether it comes true soon.

@@ -4,11 +4,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use crate::support::{World, wait_for};
-
-/// Visibility in seconds, short enough for a test.
-const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
-const RELAY: (&str, &str) = ("MONALISA_RELAY", "true");
+use crate::support::{RELAY, SHORT, World, wait_for};
 
 async fn counters(world: &World, run: Uuid) -> (i32, i32, i32) {
     let row = world.one("select failures, crashes, deferrals from work.task_runs where run_id = $1", &[&run]).await;

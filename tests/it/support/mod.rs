@@ -1,6 +1,8 @@
 //! What a test gets: a database, an SQS engine and a Redis database of its own, and real processes.
 
+pub mod checks;
 pub mod pg_proxy;
+pub mod pg_server;
 pub mod process;
 pub mod redis_server;
 
@@ -30,6 +32,11 @@ pub const SOON: Duration = Duration::from_secs(10);
 
 /// What takes some hundredths of a second where no other test is busy, and far longer where something waits that should not.
 pub const AT_ONCE: Duration = Duration::from_secs(5);
+/// Visibility in seconds, short enough for a test.
+pub const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
+
+/// A relay beside the workers.
+pub const RELAY: (&str, &str) = ("MONALISA_RELAY", "true");
 
 /// A relay with next to nothing beside it.
 pub const RELAY_ALONE: &[(&str, &str)] = &[("MONALISA_RELAY", "true"), ("QUEUES", "maintenance")];
@@ -42,9 +49,9 @@ fn required(name: &str) -> String {
         .unwrap_or_else(|_| panic!("{name} is not set: run the tests with `make test`, or eval \"$(scripts/stack env)\" first"))
 }
 
-/// The URL of a database on the stack's server, for a role.
-fn database_url(database: &str, role: Option<&str>) -> String {
-    let mut url = url::Url::parse(&required("DATABASE_URL")).expect("DATABASE_URL is a URL");
+/// The URL of a database on the server of this URL, for a role.
+fn database_url(server: &str, database: &str, role: Option<&str>) -> String {
+    let mut url = url::Url::parse(server).expect("DATABASE_URL is a URL");
     url.set_path(database);
     if let Some(role) = role {
         url.set_username(role).expect("a role");
@@ -86,22 +93,15 @@ async fn template() -> &'static str {
             include_str!("../../test-workers/src/stress.rs").hash(&mut hasher);
             include_str!("mod.rs").hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
-            let admin = connect(&required("DATABASE_URL")).await;
+            let server = required("DATABASE_URL");
+            let admin = connect(&server).await;
             // Test programs may run side by side: one makes it, the others wait.
             admin.execute("select pg_advisory_lock(4711)", &[]).await.unwrap();
             let there = admin.query_opt("select from pg_database where datname = $1 and datistemplate", &[&name]).await.unwrap();
             if there.is_none() {
                 admin.batch_execute(&format!("drop database if exists {name}")).await.unwrap();
                 admin.batch_execute(&format!("create database {name}")).await.unwrap();
-                let migrated = std::process::Command::new(binary("test-workers"))
-                    .arg("migrate")
-                    .env("DATABASE_URL", database_url(&name, None))
-                    .output()
-                    .expect("test-workers runs");
-                assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
-                let client = connect(&database_url(&name, None)).await;
-                client.batch_execute(PREPARE).await.unwrap();
-                drop(client);
+                prepare(&database_url(&server, &name, None)).await;
                 // A database somebody is connected to cannot be copied.
                 wait_for("the template to be free", async || {
                     admin.execute(&format!("alter database {name} is_template true allow_connections false"), &[]).await.ok()
@@ -114,8 +114,17 @@ async fn template() -> &'static str {
         .await
 }
 
+/// Migrates a database, and makes what the test units need.
+async fn prepare(url: &str) {
+    let migrated =
+        std::process::Command::new(binary("test-workers")).arg("migrate").env("DATABASE_URL", url).output().expect("test-workers runs");
+    assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
+    connect(url).await.batch_execute(PREPARE).await.unwrap();
+}
+
 const PREPARE: &str = "
     create table public.effects (run_id uuid not null, note text not null, at timestamptz not null default clock_timestamp());
+    create sequence public.calls;
     insert into public.tenants select generate_series(1, 20);
     do $$ begin
       begin create role test_worker login; exception when duplicate_object or unique_violation then null; end;
@@ -126,6 +135,7 @@ const PREPARE: &str = "
       grant monalisa_operator to test_operator;
     end $$;
     grant select, insert on public.effects to test_worker;
+    grant usage on sequence public.calls to test_worker;
 ";
 
 /// What PostgreSQL said when it refused a statement.
@@ -166,6 +176,7 @@ pub struct World {
     pub db: Client,
     /// The SQS engine, with fault rules and a log of its calls.
     pub sqs: sqs_sim::Server,
+    server: String,
     name: String,
     redis: String,
 }
@@ -181,17 +192,26 @@ impl World {
 
     /// The same without the queues.
     pub async fn without_queues() -> World {
-        World::on(&format!("template {}", template().await)).await
+        World::on(required("DATABASE_URL"), &format!("template {}", template().await)).await
     }
 
     /// A database with nothing in it, not even the schema, and no queues.
     pub async fn empty() -> World {
-        World::on("template template0").await
+        World::on(required("DATABASE_URL"), "template template0").await
     }
 
-    async fn on(origin: &str) -> World {
+    /// The same as `new` on a PostgreSQL of the test's own.
+    pub async fn with_server(server: &pg_server::PgServer) -> World {
+        let world = World::on(server.url(), "template template0").await;
+        prepare(&world.url(None)).await;
+        let made = world.command("workers", &["queues", "create"]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        world
+    }
+
+    async fn on(server: String, origin: &str) -> World {
         let name = format!("test_{}", Uuid::new_v4().simple());
-        let admin = connect(&required("DATABASE_URL")).await;
+        let admin = connect(&server).await;
         wait_for("the copy of the template", async || {
             // Two copies of one template at a time are fine; a busy one is tried again.
             admin.execute(&format!("create database {name} {origin}"), &[]).await.ok()
@@ -201,12 +221,13 @@ impl World {
         let number = (std::process::id() * 37 + REDIS.fetch_add(1, Ordering::Relaxed)) % 1_023 + 1;
         let redis = redis.join(&format!("/{number}")).expect("a URL").to_string();
         World {
-            db: connect(&database_url(&name, None)).await,
+            db: connect(&database_url(&server, &name, None)).await,
             sqs: engine()
                 .spawn(sqs_sim::Server::start_with("127.0.0.1:0", sqs_options()))
                 .await
                 .expect("it starts")
                 .expect("a port is free"),
+            server,
             name,
             redis,
         }
@@ -214,7 +235,7 @@ impl World {
 
     /// The URL of this test's database for a role: `test_worker`, `test_api`, `test_operator`, or the superuser.
     pub fn url(&self, role: Option<&str>) -> String {
-        database_url(&self.name, role)
+        database_url(&self.server, &self.name, role)
     }
 
     /// A proxy in front of PostgreSQL. Start a process with `through` of it as its `DATABASE_URL` to disturb that process alone.
@@ -399,7 +420,10 @@ impl Drop for World {
             eprintln!("the database of this test is {}", self.name);
             return;
         }
-        let (url, name) = (required("DATABASE_URL"), self.name.clone());
+        if self.server != required("DATABASE_URL") {
+            return;
+        }
+        let (url, name) = (self.server.clone(), self.name.clone());
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {

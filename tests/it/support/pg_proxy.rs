@@ -15,11 +15,19 @@ use tokio::{
 
 use super::{engine, redis_server::free_port, wait_for};
 
-/// What to do with the answer to the next statement that contains a text.
+/// What to do with the next statement of this text, or that contains it.
 #[derive(Debug, Clone)]
 struct Rule {
     text: String,
-    hold: bool,
+    whole: bool,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum What {
+    LoseAnswer,
+    HoldAnswer,
+    DeliverLate,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +43,7 @@ struct State {
     connections: u64,
     swallowed: u64,
     held: u64,
+    stuck: u64,
 }
 
 /// A proxy with a port of its own; it ends when dropped.
@@ -99,14 +108,33 @@ impl Proxy {
 
     /// The next statement that contains this text is carried out; its answer is lost, and the connection with it.
     pub fn swallow_answer_to(&self, text: &str) {
-        self.state.send_modify(|state| state.rule = Some(Rule { text: text.to_owned(), hold: false }));
+        self.rule(text, false, What::LoseAnswer);
+    }
+
+    /// The same of the next statement that is just this text.
+    pub fn swallow_answer_to_just(&self, text: &str) {
+        self.rule(text, true, What::LoseAnswer);
     }
 
     /// The next statement that contains this text is carried out; its answer waits for `release`.
     pub fn hold_answer_to(&self, text: &str) {
+        self.rule(text, false, What::HoldAnswer);
+    }
+
+    /// The same of the next statement that is just this text.
+    pub fn hold_answer_to_just(&self, text: &str) {
+        self.rule(text, true, What::HoldAnswer);
+    }
+
+    /// The connection of the next statement that contains this text is closed; the server gets the statement at `release`.
+    pub fn deliver_late(&self, text: &str) {
+        self.rule(text, false, What::DeliverLate);
+    }
+
+    fn rule(&self, text: &str, whole: bool, what: What) {
         self.state.send_modify(|state| {
-            state.rule = Some(Rule { text: text.to_owned(), hold: true });
-            state.holding = true;
+            state.rule = Some(Rule { text: text.to_owned(), whole, what });
+            state.holding = what != What::LoseAnswer;
         });
     }
 
@@ -124,9 +152,14 @@ impl Proxy {
         self.state.borrow().swallowed
     }
 
-    /// Answers that were held so far: the statements of these are carried out.
+    /// Answers that were held so far (the statements of these are carried out), and statements that were kept back.
     pub fn held(&self) -> u64 {
         self.state.borrow().held
+    }
+
+    /// How often something was sent while it was frozen.
+    pub fn stuck(&self) -> u64 {
+        self.state.borrow().stuck
     }
 }
 
@@ -182,13 +215,20 @@ async fn connection(client: TcpStream, target: SocketAddr, state: &watch::Sender
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (mut from_server, to_server) = server.into_split();
     let mut cut = state.subscribe();
     let armed = Arc::new(Mutex::new(None));
-    tokio::select! {
-        () = asks(from_client, to_server, state, &armed) => {}
-        () = answers(from_server, to_client, state, &armed) => {}
-        _ = cut.wait_for(|state| state.cuts > cuts) => {}
+    let late = tokio::select! {
+        late = asks(from_client, to_server, state, &armed) => late,
+        () = answers(&mut from_server, to_client, state, &armed) => None,
+        _ = cut.wait_for(|state| state.cuts > cuts) => None,
+    };
+    if let Some((mut to_server, bytes)) = late {
+        state.send_modify(|state| state.held += 1);
+        let _ = state.subscribe().wait_for(|state| !state.holding).await;
+        if to_server.write_all(&bytes).await.is_ok() {
+            let _ = from_server.read(&mut [0; 1024]).await;
+        }
     }
 }
 
@@ -196,38 +236,53 @@ async fn thawed(state: &watch::Sender<State>) {
     let _ = state.subscribe().wait_for(|state| !state.frozen).await;
 }
 
-async fn asks(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sender<State>, armed: &Mutex<Option<Rule>>) {
+/// Ends with what is to be delivered late, where there is such a thing.
+async fn asks(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    state: &watch::Sender<State>,
+    armed: &Mutex<Option<Rule>>,
+) -> Option<(OwnedWriteHalf, Vec<u8>)> {
     let mut watcher = Watcher::default();
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
+        let Ok(count @ 1..) = from.read(&mut buffer).await else { return None };
+        if state.borrow().frozen {
+            state.send_modify(|state| state.stuck += 1);
+        }
         thawed(state).await;
         let rule = state.borrow().rule.clone();
-        if watcher.sees(&buffer[..count], rule.as_ref().map(|rule| rule.text.as_str())) {
-            state.send_modify(|state| *armed.lock().unwrap() = state.rule.take());
+        let seen = watcher.sees(&buffer[..count], rule.as_ref());
+        if seen && rule.is_some_and(|rule| rule.what == What::DeliverLate) {
+            state.send_modify(|state| state.rule = None);
+            return Some((to, buffer[..count].to_vec()));
         }
         if to.write_all(&buffer[..count]).await.is_err() {
-            return;
+            return None;
+        }
+        // Only now: what comes back until then belongs to an earlier statement.
+        if seen {
+            state.send_modify(|state| *armed.lock().unwrap() = state.rule.take());
         }
     }
 }
 
-async fn answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sender<State>, armed: &Mutex<Option<Rule>>) {
+async fn answers(from: &mut OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sender<State>, armed: &Mutex<Option<Rule>>) {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
         thawed(state).await;
         let rule = armed.lock().unwrap().take();
-        match rule {
-            Some(Rule { hold: false, .. }) => {
+        match rule.map(|rule| rule.what) {
+            Some(What::LoseAnswer) => {
                 state.send_modify(|state| state.swallowed += 1);
                 return;
             }
-            Some(Rule { hold: true, .. }) => {
+            Some(What::HoldAnswer) => {
                 state.send_modify(|state| state.held += 1);
                 let _ = state.subscribe().wait_for(|state| !state.holding).await;
             }
-            None => {}
+            _ => {}
         }
         if to.write_all(&buffer[..count]).await.is_err() {
             return;
@@ -245,8 +300,8 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Whether these bytes end a message that carries out a statement with this text.
-    fn sees(&mut self, bytes: &[u8], text: Option<&str>) -> bool {
+    /// Whether these bytes end a message that carries out a statement of this rule.
+    fn sees(&mut self, bytes: &[u8], rule: Option<&Rule>) -> bool {
         self.pending.extend_from_slice(bytes);
         let mut seen = HashSet::new();
         loop {
@@ -276,9 +331,7 @@ impl Watcher {
             };
             seen.extend(carried_out);
         }
-        // A single word is the whole of a statement: headers of others speak of commits too.
-        let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
-        let matches = |statement: &str, text: &str| if is_word(text) { statement == text } else { statement.contains(text) };
-        text.is_some_and(|text| seen.iter().any(|statement| matches(&String::from_utf8_lossy(statement), text)))
+        let fits = |rule: &Rule, text: &str| if rule.whole { text == rule.text } else { text.contains(&rule.text) };
+        rule.is_some_and(|rule| seen.iter().any(|statement| fits(rule, &String::from_utf8_lossy(statement))))
     }
 }

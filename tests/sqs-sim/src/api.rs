@@ -102,10 +102,20 @@ async fn suffer(sim: &Arc<Sim>, rule: &Rule, operation: Op, body: &Bytes) -> End
             }
             pending().await
         }
+        FaultMode::OmitAttributes => Ending::Answer(respond(omit_attributes(sim, operation, body).await)),
         FaultMode::FailEntries | FaultMode::OmitEntries | FaultMode::DoubleEntries => {
             Ending::Answer(respond(fail_entries(sim, rule, operation, body).await))
         }
     }
+}
+
+/// Serves a receive, and takes the system attributes out of its answer.
+async fn omit_attributes(sim: &Arc<Sim>, operation: Op, body: &Bytes) -> Result<Vec<u8>, ApiError> {
+    let mut output: Value = parse(&serve(sim, operation, body).await?)?;
+    for message in output["Messages"].as_array_mut().into_iter().flatten() {
+        message.as_object_mut().map(|message| message.remove("Attributes"));
+    }
+    json(&output)
 }
 
 /// Serves a batch without the chosen entries, or with them, and reports them as failed, not at all, or as both.

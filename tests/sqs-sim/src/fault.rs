@@ -27,6 +27,8 @@ pub(crate) enum FaultMode {
     OmitEntries,
     /// The chosen entries of a batch are served and come back in both lists.
     DoubleEntries,
+    /// Messages are received without their system attributes.
+    OmitAttributes,
 }
 
 /// A rule; what is left out matches every call.

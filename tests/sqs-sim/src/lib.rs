@@ -23,7 +23,7 @@
 //!
 //! ```json
 //! {"op": "SendMessageBatch", "queue_contains": "critical", "body_contains": "text", "skip": 0, "times": 1,
-//!  "mode": "delay | error | throttle | drop_request | lost_answer | never_answer | fail_entries | omit_entries | double_entries",
+//!  "mode": "delay | error | throttle | drop_request | lost_answer | never_answer | fail_entries | omit_entries | double_entries | omit_attributes",
 //!  "delay_ms": 0, "status": 500, "code": "InternalError", "sender_fault": false,
 //!  "entries": [0, 2], "entry_contains": "text", "queued_anyway": false}
 //! ```
@@ -32,7 +32,8 @@
 //! mode waits `delay_ms` first. `error` and `throttle` refuse without effect; `drop_request` and `lost_answer` reset the
 //! connection, before and after the call took effect; `never_answer` keeps the client waiting; `fail_entries` puts the
 //! chosen entries of a batch into `Failed`, `omit_entries` into no list. These three have no effect on the queue unless
-//! `queued_anyway`. `double_entries` serves the chosen entries and puts them into both lists.
+//! `queued_anyway`. `double_entries` serves the chosen entries and puts them into both lists. `omit_attributes` takes the
+//! system attributes, such as the receive count, out of what is received.
 //!
 //! # Where it differs from AWS
 //!

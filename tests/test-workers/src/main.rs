@@ -194,21 +194,165 @@ async fn abort(_: Abort, _: &TaskRun) -> Result<(), TaskError> {
     std::process::abort();
 }
 
-/// Runs SQL in the effect transaction, after its effect.
+/// Runs SQL in the effect transaction, after its effect; then waits, and ends as asked.
 #[derive(Serialize, Deserialize)]
 struct Sql {
     q: String,
     #[serde(default)]
     swallow: bool,
+    #[serde(default)]
+    s: f64,
+    #[serde(default)]
+    permanent: bool,
 }
 
 task! { payload: Sql, handler: sql, name: "t.sql", queue: "default" }
 
 async fn sql(payload: Sql, run: &TaskRun) -> Result<(), TaskError> {
     effect(run, "sql").await?;
-    match run.transaction().await?.batch_execute(&payload.q).await {
+    let done = run.transaction().await?.batch_execute(&payload.q).await;
+    tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
+    match done {
+        _ if payload.permanent => Err(TaskError::validation("it is no use")),
         Err(error) if !payload.swallow => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+/// Sleeps; the first attempt ends as asked, the others well.
+#[derive(Serialize, Deserialize)]
+struct First {
+    s: f64,
+    #[serde(default)]
+    end: String,
+}
+
+task! { payload: First, handler: first, name: "t.first", queue: "default" }
+
+async fn first(payload: First, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "first").await?;
+    tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
+    match payload.end.as_str() {
+        "transient" if run.attempt() == 1 => Err(TaskError::transient("the first attempt fails")),
+        "permanent" if run.attempt() == 1 => Err(TaskError::validation("the first attempt fails")),
+        _ => Ok(()),
+    }
+}
+
+/// Writes nothing.
+#[derive(Serialize, Deserialize)]
+struct Idle {}
+
+task! { payload: Idle, handler: idle, name: "t.idle", queue: "default" }
+
+async fn idle(_: Idle, _: &TaskRun) -> Result<(), TaskError> {
+    Ok(())
+}
+
+/// The first attempt blocks its thread for longer than it may take, and does not hear when it is told to end.
+#[derive(Serialize, Deserialize)]
+struct Deaf {
+    s: f64,
+}
+
+task! { payload: Deaf, handler: deaf, name: "t.deaf", queue: "default", concurrency: 1, timeout_seconds: 1 }
+
+async fn deaf(payload: Deaf, run: &TaskRun) -> Result<(), TaskError> {
+    if run.attempt() == 1 {
+        std::thread::sleep(Duration::from_secs_f64(payload.s));
+    }
+    effect(run, "deaf").await
+}
+
+/// The first attempt waits until it is told to end, and says so.
+#[derive(Serialize, Deserialize)]
+struct Obedient {}
+
+task! { payload: Obedient, handler: obedient, name: "t.obedient", queue: "default" }
+
+async fn obedient(_: Obedient, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "obedient").await?;
+    let calls: i64 = run.transaction().await?.query_one("select nextval('public.calls')", &[]).await?.try_get(0)?;
+    if calls == 1 {
+        let _told = Told;
+        run.cancelled().await;
+    }
+    Ok(())
+}
+
+/// Says when the handler ends, which is dropped where it waits.
+struct Told;
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        tracing::info!("the handler was told to end");
+    }
+}
+
+/// Panics with something that panics when it is dropped, and so on.
+#[derive(Serialize, Deserialize)]
+struct Bomb {}
+
+task! { payload: Bomb, handler: bomb, name: "t.bomb", queue: "default" }
+
+async fn bomb(_: Bomb, _: &TaskRun) -> Result<(), TaskError> {
+    std::panic::panic_any(Nested(2));
+}
+
+struct Nested(u32);
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            std::panic::panic_any(Nested(self.0 - 1));
+        }
+    }
+}
+
+/// Fails with a text that is hard to keep.
+#[derive(Serialize, Deserialize)]
+struct Noisy {
+    end: String,
+    #[serde(default)]
+    permanent: bool,
+}
+
+task! { payload: Noisy, handler: noisy, name: "t.noisy", queue: "default" }
+
+async fn noisy(payload: Noisy, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "noisy").await?;
+    let text = match payload.end.as_str() {
+        "long" => "é😀".repeat(350_000),
+        _ => "a\0b\u{1}c\u{fffe}\u{ffff}\u{85}\u{2028}\u{202e}d\u{10ffff}".to_owned(),
+    };
+    if payload.end == "panic" {
+        std::panic::panic_any(text);
+    }
+    Err(if payload.permanent { TaskError::validation(text) } else { TaskError::transient(text) })
+}
+
+/// Holds everything that a run may hold, in the middle of statements, until it is dropped.
+#[derive(Serialize, Deserialize)]
+struct Greedy {
+    #[serde(default)]
+    end: String,
+}
+
+task! { payload: Greedy, handler: greedy, name: "t.greedy", queue: "default", timeout_seconds: 1 }
+
+async fn greedy(payload: Greedy, run: &TaskRun) -> Result<(), TaskError> {
+    effect(run, "greedy").await?;
+    let own = run.connection().await?;
+    own.batch_execute("begin; create temp table mine (i int)").await?;
+    run.progress(50).await;
+    match payload.end.as_str() {
+        "panic" => panic!("with both hands full"),
+        "return" => Ok(()),
+        _ => {
+            let (one, other) = (own.batch_execute("select pg_sleep(60)"), run.transaction().await?.batch_execute("select pg_sleep(60)"));
+            tokio::try_join!(one, other)?;
+            Ok(())
+        }
     }
 }
 

@@ -1,0 +1,140 @@
+//! Start: a slot and the gate, then the lease, then the attempt.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::FutureExt;
+use tokio::sync::OwnedSemaphorePermit;
+use uuid::Uuid;
+
+use crate::{
+    database,
+    error::Error,
+    ledger::{self, Start, Started},
+};
+
+use super::{
+    Worker,
+    attempt::Attempt,
+    jittered,
+    poll::{NOT_NOW, Offer},
+    settle::Settle,
+    slots::Permit,
+};
+
+/// For so long a start may arrive whose answer was lost: twice what the kernel goes on sending to a silent peer.
+const LATE_START: Duration = Duration::from_secs(60);
+
+impl Worker {
+    /// Waits in the background for a slot (and, for a suspect, until nothing else runs here), under heartbeat.
+    pub(super) fn start_later(self: &Arc<Self>, offer: Offer, unit: String, suspect: bool, place: OwnedSemaphorePermit) {
+        let worker = self.clone();
+        self.tasks.spawn(async move {
+            let permit = tokio::select! {
+                () = worker.stop.cancelled() => None,
+                permit = worker.slots.permit(&unit, suspect) => permit,
+            };
+            drop(place);
+            match permit {
+                Some(permit) => worker.start(vec![(offer, permit)]).await,
+                None => worker.settle(&offer.hold, Settle::Hide(Duration::ZERO)).await,
+            }
+        });
+    }
+
+    /// Takes the leases in one statement, committed before any handler. What did not start was changed meanwhile: it comes back.
+    pub(super) async fn start(self: &Arc<Self>, ready: Vec<(Offer, Permit)>) {
+        if ready.is_empty() {
+            return;
+        }
+        let alone = ready.iter().all(|(_, permit)| permit.is_alone());
+        let asked = Instant::now();
+        let starts: Vec<Start> = ready
+            .iter()
+            .map(|(offer, _)| Start {
+                delivery: offer.delivery,
+                token: Uuid::new_v4(),
+                lease: self.lease(offer.hold.queue, self.holds.age(&offer.hold)),
+            })
+            .collect();
+        let answer = self.unless_given_up(async {
+            let connection = database::get(&self.pools.control).await?;
+            ledger::start(&connection, &starts, alone, &self.id).await
+        });
+        let mut started: Vec<Started> = match answer.await.unwrap_or_else(|| Err(Error::Other("the process stops".to_owned()))) {
+            Ok(started) => started,
+            Err(error) => {
+                // The answer may be lost after the commit: what was started is given back by its token.
+                tracing::error!(%error, "a start failed; its runs are given back");
+                let missing = self.give_back_starts(starts.iter().map(|start| (start.delivery.run_id, start.token)).collect()).await;
+                for (offer, _) in &ready {
+                    self.settle(&offer.hold, Settle::Hide(jittered(NOT_NOW))).await;
+                }
+                self.await_late_starts(missing);
+                return;
+            }
+        };
+        for ((offer, permit), start) in ready.into_iter().zip(starts) {
+            match started.iter().position(|run| run.token == start.token) {
+                Some(place) => {
+                    let run = started.swap_remove(place);
+                    if offer.delivery.receives == 1 {
+                        self.seen.note(offer.hold.queue, run.due_at);
+                    }
+                    self.attempt(offer, permit, run, asked + start.lease);
+                }
+                None => self.settle(&offer.hold, Settle::Hide(jittered(Duration::from_secs(1)))).await,
+            }
+        }
+    }
+
+    /// Gives runs back whose start was not answered; returns those that this token has not started, so far.
+    async fn give_back_starts(&self, mut runs: Vec<(Uuid, Uuid)>) -> Vec<(Uuid, Uuid)> {
+        let given = self
+            .until_answered("giving back runs whose start was not answered", || async {
+                let mut connection = database::get(&self.pools.control).await?;
+                ledger::give_back(&mut connection, &runs, "the start was not answered", Duration::ZERO, false).await
+            })
+            .await
+            .unwrap_or_default();
+        if !given.is_empty() {
+            self.wakes.wake().await;
+        }
+        runs.retain(|(run_id, _)| !given.contains(run_id));
+        runs
+    }
+
+    /// A session that is lost may still deliver what was sent to it. Nobody would hold what such a late start takes, and it would count
+    /// as a crash: it is given back as long as it may arrive.
+    fn await_late_starts(self: &Arc<Self>, mut missing: Vec<(Uuid, Uuid)>) {
+        let worker = self.clone();
+        self.tasks.spawn(async move {
+            let (began, mut pause) = (Instant::now(), Duration::from_secs(1));
+            while !missing.is_empty() && began.elapsed() < LATE_START {
+                tokio::select! {
+                    () = worker.stop.cancelled() => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                missing = worker.give_back_starts(missing).await;
+                pause = (pause * 2).min(Duration::from_secs(10));
+            }
+        });
+    }
+
+    fn attempt(self: &Arc<Self>, offer: Offer, permit: Permit, started: Started, until: Instant) {
+        let Some(slot) = self.slots.get(&started.unit).cloned() else { return };
+        self.holds.lease(&offer.hold, started.run_id, started.token, until);
+        let attempt = Attempt { worker: self.clone(), unit: slot.unit, hold: offer.hold, receives: offer.delivery.receives, started };
+        self.tasks.spawn(async move {
+            let began = Instant::now();
+            // What it holds ends with it: without a heartbeat the lease lapses, and the run is taken over.
+            if AssertUnwindSafe(attempt.run(permit)).catch_unwind().await.is_err() {
+                tracing::error!("an attempt panicked outside its handler: its lease lapses and its run is taken over");
+            }
+            slot.ended(began.elapsed());
+        });
+    }
+}
