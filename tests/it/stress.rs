@@ -64,8 +64,14 @@ struct Stress {
     /// Operators' acts, which may wait for a process that is frozen.
     acts: JoinSet<()>,
     began: Instant,
-    /// The process that is frozen, and since when.
-    frozen: Option<(usize, Instant)>,
+    frozen: Option<Frozen>,
+}
+
+/// A process that is frozen or parted, since when, and the leases it held then.
+struct Frozen {
+    at: usize,
+    since: Instant,
+    tokens: Vec<Uuid>,
 }
 
 impl Stress {
@@ -106,6 +112,7 @@ impl Stress {
             Step::Kill(at) => self.kill(at),
             Step::KillAt(at, statement) => self.kill_at(at, statement).await,
             Step::Freeze(at) => self.freeze(at).await,
+            Step::Part(at) => self.part(at).await,
             Step::Thaw => self.thaw().await,
             Step::Drain(at) => self.drain(at),
             Step::LoseAnswer(at, statement) => {
@@ -179,19 +186,43 @@ impl Stress {
         held
     }
 
-    /// When it goes on, its handler ends before its heartbeat can tell that the lease has lapsed: only the fence is in its way.
     async fn freeze(&mut self, at: usize) -> bool {
         let held = self.hold(at, "insert into public.effects", MOMENT).await;
         self.signal(at, "STOP");
         self.places[at].proxy.release();
-        self.frozen = Some((at, Instant::now()));
+        self.frozen = Some(Frozen { at, since: Instant::now(), tokens: self.leases(at).await });
         held
     }
 
+    /// Its handler ends, its finish is on its way, and copies let others take its runs over: only the fence is in the way of the finish.
+    async fn part(&mut self, at: usize) -> bool {
+        let held = self.hold(at, "insert into public.effects", FREEZE).await;
+        self.places[at].proxy.freeze();
+        self.places[at].proxy.release();
+        self.frozen = Some(Frozen { at, since: Instant::now(), tokens: self.leases(at).await });
+        let sql =
+            "select o.queue, o.envelope::text from work.outbox_messages o join work.task_runs r using (run_id) where r.token = any ($1)";
+        let tokens = &self.frozen.as_ref().expect("it was just parted").tokens;
+        for row in self.world.db.query(sql, &[tokens]).await.unwrap() {
+            self.send(row.get(0), row.get(1)).await;
+        }
+        held
+    }
+
+    /// The leases that a process holds.
+    async fn leases(&self, at: usize) -> Vec<Uuid> {
+        let pid = self.places[at].process.id().to_string();
+        let sql = "select token from work.task_runs where status = 'running' and worker like '%-' || $1 || '-%'";
+        self.world.db.query(sql, &[&pid]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
     async fn thaw(&mut self) -> bool {
-        let Some((at, since)) = self.frozen.take() else { return false };
+        let Some(Frozen { at, since, tokens }) = self.frozen.take() else { return false };
         tokio::time::sleep(FREEZE.saturating_sub(since.elapsed())).await;
-        self.signal(at, "CONT")
+        let sql = "select count(*) from work.task_runs where token = any ($1)";
+        let taken = within(MOMENT, async || self.world.one(sql, &[&tokens]).await.get::<_, i64>(0) == 0).await;
+        self.places[at].proxy.thaw();
+        self.signal(at, "CONT") && taken && !tokens.is_empty()
     }
 
     /// Whether the process came to wait for the answer to this statement.
@@ -223,7 +254,7 @@ impl Stress {
                       and query = 'commit' and wait_event = 'PgSleep'";
         let committing = within(MOMENT, async || self.world.count(sql).await > 0).await;
         for (at, place) in self.places.iter().enumerate() {
-            if self.frozen.is_none_or(|(frozen, _)| frozen != at) {
+            if self.frozen.as_ref().is_none_or(|frozen| frozen.at != at) {
                 place.proxy.cut().await;
             }
         }

@@ -25,9 +25,11 @@ pub enum Step {
     Kill(usize),
     /// kill -9 while the process waits for the answer to this statement. One that is to give runs back is told to stop before.
     KillAt(usize, &'static str),
-    /// SIGSTOP in a handler, just before it ends.
+    /// SIGSTOP in a handler.
     Freeze(usize),
-    /// SIGCONT when its leases have lapsed.
+    /// Nothing reaches PostgreSQL any more from a process whose handler is about to end, and what it sends comes late.
+    Part(usize),
+    /// What is frozen or parted goes on when its leases have lapsed.
     Thaw,
     /// SIGTERM; another takes its place.
     Drain(usize),
@@ -102,9 +104,9 @@ fn faults(chance: &mut Chance) -> Vec<Step> {
         faults.extend([Step::Lose(queue), Step::Redrive("critical"), Step::Repair, Step::CutInCommit]);
     }
     for _ in 0..2 {
-        faults.extend([Step::Kill(chance.below(PROCESSES)), Step::Drain(chance.below(PROCESSES)), Step::Freeze(chance.below(PROCESSES))]);
+        faults.extend([Step::Kill(chance.below(PROCESSES)), Step::Drain(chance.below(PROCESSES)), Step::Part(chance.below(PROCESSES))]);
     }
-    faults.push(Step::Cut(chance.below(PROCESSES)));
+    faults.extend([Step::Cut(chance.below(PROCESSES)), Step::Freeze(chance.below(PROCESSES))]);
     for _ in 0..3 {
         faults.extend([Step::Copies(chance.below(1_000)), Step::Retry(chance.below(1_000)), Step::Purge(chance.below(1_000))]);
     }
@@ -118,7 +120,7 @@ fn tasks(chance: &mut Chance, count: usize, fault: Option<&Step>) -> Vec<Task> {
     let mut task = |_| {
         let ms = if chance.one_in(12) { 2_000 } else { 20 + chance.below(500) };
         let tenant = 1 + chance.below(5) as i64;
-        if matches!(fault, Some(Step::Freeze(_))) {
+        if matches!(fault, Some(Step::Freeze(_) | Step::Part(_))) {
             return Task { unit: "s.work", payload: json!({ "ms": 0 }).to_string(), tenant };
         }
         if chance.one_in(6) {
@@ -132,6 +134,21 @@ fn tasks(chance: &mut Chance, count: usize, fault: Option<&Step>) -> Vec<Task> {
     (0..count).map(&mut task).collect()
 }
 
+/// Whether it happens to work that is under way.
+fn needs_work(step: &Step) -> bool {
+    use Step::{CutInCommit, Drain, Freeze, Kill, KillAt, Lose, LoseAnswer, Part};
+    matches!(step, Kill(_) | KillAt(..) | Freeze(_) | Part(_) | Drain(_) | LoseAnswer(..) | CutInCommit | Lose(_))
+}
+
+/// The process that it happens to.
+fn process(step: &mut Step) -> Option<&mut usize> {
+    use Step::{Cut, Drain, Freeze, Kill, KillAt, LoseAnswer, Part};
+    match step {
+        Kill(at) | KillAt(at, _) | Drain(at) | LoseAnswer(at, _) | Cut(at) | Freeze(at) | Part(at) => Some(at),
+        _ => None,
+    }
+}
+
 /// The steps, each with the pause before it.
 pub fn schedule(seed: u64, runs: usize) -> Vec<(Duration, Step)> {
     let mut chance = Chance(seed);
@@ -139,33 +156,26 @@ pub fn schedule(seed: u64, runs: usize) -> Vec<(Duration, Step)> {
     for place in (1..faults.len()).rev() {
         faults.swap(place, chance.below(place + 1));
     }
-    let needs_work = |step: &Step| {
-        matches!(
-            step,
-            Step::Kill(_) | Step::KillAt(..) | Step::Freeze(_) | Step::Drain(_) | Step::LoseAnswer(..) | Step::CutInCommit | Step::Lose(_)
-        )
-    };
     let portion = runs.div_ceil(faults.iter().filter(|step| needs_work(step)).count());
     let mut steps = vec![(Duration::ZERO, Step::Dispatch(tasks(&mut chance, portion, None), true))];
-    let (mut now, mut frozen): (Duration, Option<(usize, Duration)>) = (Duration::ZERO, None);
-    for mut fault in faults {
+    // One process is frozen at a time; other faults of this kind wait, and other faults of this process meet another.
+    let (mut now, mut frozen, mut waiting): (Duration, Option<(usize, Duration)>, Vec<Step>) = (Duration::ZERO, None, Vec::new());
+    let mut faults = faults.into_iter();
+    while let Some(mut fault) = waiting.pop_if(|_| frozen.is_none()).or_else(|| faults.next()) {
         let pause = Duration::from_millis(10 + chance.below(120) as u64);
         now += pause;
         if frozen.is_some_and(|(_, until)| now >= until) {
-            steps.push((pause, Step::Thaw));
+            steps.push((Duration::ZERO, Step::Thaw));
             frozen = None;
         }
-        if let Some((process, _)) = frozen {
-            // A frozen process has its fault already; another gets this one.
-            use Step::{Cut, Drain, Freeze, Kill, KillAt, LoseAnswer};
-            if let Kill(at) | KillAt(at, _) | Drain(at) | LoseAnswer(at, _) | Cut(at) | Freeze(at) = &mut fault
-                && *at == process
-            {
-                *at = (process + 1) % PROCESSES;
-            }
-            if let Freeze(at) = fault {
-                fault = Drain(at);
-            }
+        if frozen.is_some() && matches!(fault, Step::Freeze(_) | Step::Part(_)) {
+            waiting.push(fault);
+            continue;
+        }
+        if let (Some((still, _)), Some(at)) = (frozen, process(&mut fault))
+            && *at == still
+        {
+            *at = (still + 1) % PROCESSES;
         }
         if needs_work(&fault) {
             steps.push((Duration::ZERO, Step::Dispatch(tasks(&mut chance, portion, Some(&fault)), true)));
@@ -173,12 +183,16 @@ pub fn schedule(seed: u64, runs: usize) -> Vec<(Duration, Step)> {
                 steps.push((Duration::ZERO, Step::Dispatch(tasks(&mut chance, 2, None), false)));
             }
         }
-        if let Step::Freeze(process) = fault {
-            frozen = Some((process, now + FREEZE));
+        if let Step::Freeze(at) | Step::Part(at) = fault {
+            frozen = Some((at, now + FREEZE));
         }
         steps.push((pause, fault));
     }
     steps.extend(frozen.map(|_| (Duration::ZERO, Step::Thaw)));
+    for fault in waiting {
+        steps.push((Duration::ZERO, Step::Dispatch(tasks(&mut chance, portion, Some(&fault)), true)));
+        steps.extend([(Duration::ZERO, fault), (Duration::ZERO, Step::Thaw)]);
+    }
     steps
 }
 
@@ -188,8 +202,8 @@ fn the_faults_of_a_stress_are_a_function_of_its_seed() {
     assert_ne!(schedule(1, 150), schedule(2, 150));
     let steps = schedule(3, 600);
     let dispatched: usize = steps.iter().map(|(_, step)| if let Step::Dispatch(tasks, true) = step { tasks.len() } else { 0 }).sum();
-    assert!((600..700).contains(&dispatched), "{dispatched}");
-    let freezes = steps.iter().filter(|(_, step)| matches!(step, Step::Freeze(_))).count();
+    assert!((600..720).contains(&dispatched), "{dispatched}");
+    let freezes = steps.iter().filter(|(_, step)| matches!(step, Step::Freeze(_) | Step::Part(_))).count();
     let thaws = steps.iter().filter(|(_, step)| matches!(step, Step::Thaw)).count();
-    assert!(freezes > 0 && freezes == thaws, "{freezes} {thaws}");
+    assert_eq!((freezes, thaws), (12, 12));
 }

@@ -20,10 +20,18 @@ create trigger note_delete after delete on work.outbox_messages for each row exe
 create trigger note_delete after delete on work.platform_outbox_messages for each row execute function public.note_delete();
 create trigger note_delete after delete on work.task_runs for each row execute function public.note_delete();
 
--- Commits of some effects take a moment on the server.
+-- Commits of some effects take a moment on the server, and no cancel ends them: as where a standby is waited for.
 create function public.commit_slowly() returns trigger language plpgsql as $$
+declare
+  v_until timestamptz := clock_timestamp() + interval '0.5 s';
 begin
-  perform pg_sleep(0.3);
+  while clock_timestamp() < v_until loop
+    begin
+      perform pg_sleep(0.02);
+    exception when query_canceled then
+      null;
+    end;
+  end loop;
   return null;
 end $$;
 create constraint trigger commit_slowly after insert on public.effects deferrable initially deferred
