@@ -70,7 +70,7 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
     }
     if usize::try_from(of_server).is_ok_and(|limit| limit < pool) {
         let what = format!("the server allows {of_server} connections (max_connections) and this process opens up to {pool}");
-        findings.push(Finding::fatal(what, mend(of_server)));
+        findings.push(Finding::warning(what, mend(of_server)));
     }
     Ok(findings)
 }

@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     catalogue::Catalogue,
-    config::{Config, Reader},
+    config::Reader,
     dlq::{self, Act, Filter},
     error::Error,
     migrate, process,
@@ -165,7 +165,7 @@ fn main(workers: Workers) -> ExitCode {
         Some(Command::Tasks(TasksCommand::Check)) => check(),
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
         Some(Command::Dlq(command)) => wait(dead_letters(command)),
-        Some(Command::Doctor) => doctor(),
+        Some(Command::Doctor) => wait(doctor()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -207,24 +207,15 @@ fn wait(work: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
 }
 
 fn run(state: State) -> Result<(), Error> {
-    let units = Units::discover().map_err(Error::Config)?;
-    process::work(state, configuration(&units)?, units)
+    process::work(state, Units::discover().map_err(Error::Config)?)
 }
 
-fn configuration(units: &Units) -> Result<Config, Error> {
-    Config::checked(std::env::vars(), |config| process::check_settings(config, units).err().unwrap_or_default())
-}
-
-fn doctor() -> Result<(), Error> {
-    let units = Units::discover().map_err(Error::Config)?;
-    let config = configuration(&units)?;
-    let (plan, _) = process::check_settings(&config, &units).map_err(|problems| Error::Config(problems.join("\n")))?;
-    wait(async {
-        if crate::doctor::examine(&config, plan, say).await {
-            return Ok(());
-        }
-        Err(Error::Other("workers could not run here; see the problems above".to_owned()))
-    })
+async fn doctor() -> Result<(), Error> {
+    let (config, plan, _) = process::configure(&Units::discover().map_err(Error::Config)?)?;
+    if crate::doctor::examine(&config, plan, say).await {
+        return Ok(());
+    }
+    Err(Error::Other("workers could not run here; see the problems above".to_owned()))
 }
 
 fn catalogue() -> Result<Catalogue, Error> {

@@ -46,10 +46,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
 /// Runs the workers until SIGTERM or SIGINT.
-pub(crate) fn work(state: State, config: Config, units: Units) -> Result<(), Error> {
+pub(crate) fn work(state: State, units: Units) -> Result<(), Error> {
     let machinery = runtime("monalisa")?;
     let handlers = runtime("handler")?;
-    let done = machinery.block_on(run(state, config, units, &handlers));
+    let done = machinery.block_on(run(state, units, &handlers));
     // A handler that blocks its thread must not hold up the exit.
     handlers.shutdown_background();
     machinery.shutdown_background();
@@ -65,9 +65,9 @@ fn runtime(name: &'static str) -> Result<Runtime, Error> {
         .map_err(|error| Error::Other(format!("no threads: {error}")))
 }
 
-async fn run(state: State, config: Config, units: Units, handlers: &Runtime) -> Result<(), Error> {
+async fn run(state: State, units: Units, handlers: &Runtime) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let process = Process::start(state, config, &units, handlers).await?;
+    let process = Process::start(state, &units, handlers).await?;
     tokio::select! {
         () = signals.next() => {}
         () = process.parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
@@ -104,12 +104,12 @@ struct Process {
 
 impl Process {
     /// Checks what it was told against what is there, then starts every part.
-    async fn start(mut state: State, config: Config, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
+    async fn start(mut state: State, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
+        let (config, plan, mailer) = configure(units)?;
         let slots = Slots::new(units, &config.concurrency, &config.queues);
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
-        let (plan, mailer) = check_settings(&config, units).map_err(|problems| Error::Config(problems.join("\n")))?;
         if !mailer.is_configured() {
             tracing::warn!(
                 "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
@@ -266,20 +266,23 @@ impl Process {
     }
 }
 
-/// Checks the settings against the units: all problems at once.
-pub(crate) fn check_settings(config: &Config, units: &Units) -> Result<(PoolPlan, Mailer), Vec<String>> {
-    let mut problems = Vec::new();
-    let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
-    if !unknown.is_empty() {
-        problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
-    }
-    let slots = Slots::new(units, &config.concurrency, &config.queues).total();
-    let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
-    let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
-    match (plan, mailer) {
-        (Some(plan), Some(mailer)) if problems.is_empty() => Ok((plan, mailer)),
-        _ => Err(problems),
-    }
+/// Reads the environment and compares it with the units: all problems at once. Within a runtime, which the mailer needs.
+pub(crate) fn configure(units: &Units) -> Result<(Config, PoolPlan, Mailer), Error> {
+    let mut checked = None;
+    let config = Config::checked(std::env::vars(), |config| {
+        let mut problems = Vec::new();
+        let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
+        if !unknown.is_empty() {
+            problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
+        }
+        let slots = Slots::new(units, &config.concurrency, &config.queues).total();
+        let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
+        let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
+        checked = plan.zip(mailer);
+        problems
+    })?;
+    let (plan, mailer) = checked.ok_or_else(|| Error::Other("settings that were refused were used".to_owned()))?;
+    Ok((config, plan, mailer))
 }
 
 /// Checks database and queues; what the process cannot work with is one error, the rest are warnings.

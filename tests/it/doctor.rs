@@ -127,3 +127,40 @@ async fn what_does_not_move_is_named() {
     assert!(said.contains("3 of the 10000 oldest unfinished runs of the queue default have no message"), "{said}");
     assert_eq!(world.count("select count(*) from work.task_runs where repairs > 0").await, 0, "it changes nothing");
 }
+
+/// The fenced blocks of a language in the page for ops.
+fn blocks(language: &str) -> Vec<String> {
+    let page = include_str!("../../docs/when-something-is-wrong.md");
+    let blocks = page.split("```").skip(1).step_by(2);
+    blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n')).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn every_command_and_query_of_the_page_for_ops_works() {
+    let world = World::new().await;
+    let workers = world.workers().await;
+    world.dispatch("t.permanent", r#"{"msg":"no such account"}"#).await;
+    world.dispatch("t.permanent", r#"{"msg":"no such account"}"#).await;
+    world.messages_are("default-dlq", 2).await;
+    drop(workers);
+    world.dispatch("t.ok", "{}").await;
+    for query in blocks("sql") {
+        world.db.batch_execute(&query).await.unwrap_or_else(|error| panic!("{query}: {error:?}"));
+    }
+    let commands = blocks("sh").concat();
+    assert!(commands.lines().count() >= 5);
+    for command in commands.lines() {
+        // A shell reads it as a person's would.
+        let words = std::process::Command::new("bash").args(["-c", &format!("printf '%s\\n' {command}")]).output().unwrap();
+        let words = String::from_utf8(words.stdout).unwrap();
+        let (program, arguments) = words.split_once('\n').unwrap();
+        let done = world.command_with(program, &arguments.lines().collect::<Vec<_>>(), &[RELAY]);
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    // One was retried by hand, its letter thrown away; the other reopened by the redrive.
+    assert_eq!(
+        world.count("select count(*) from work.task_runs where unit = 't.permanent' and status = 'queued' and generation = 2").await,
+        2
+    );
+    world.messages_are("default-dlq", 0).await;
+}
