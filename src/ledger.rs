@@ -384,6 +384,30 @@ pub(crate) struct Repaired {
     pub(crate) next: Option<Cursor>,
 }
 
+/// Examines `limit` unfinished runs of a queue and locks those whose message is lost; where the next batch goes on.
+async fn stranded(
+    client: &impl GenericClient,
+    queue: Queue,
+    bound: Duration,
+    after: Option<&Cursor>,
+    limit: i64,
+) -> Result<(Vec<Uuid>, Option<Cursor>), Error> {
+    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
+    let examined =
+        rows(client, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
+    let mut lost: Vec<Uuid> = Vec::new();
+    let mut next = None;
+    for row in &examined {
+        let read = || -> Result<_, tokio_postgres::Error> {
+            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
+        };
+        let (examined, stranded) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
+        lost.extend(Some(examined.run_id).filter(|_| stranded));
+        next = Some(examined);
+    }
+    Ok((lost, next.filter(|_| examined.len() as i64 == limit)))
+}
+
 /// Examines `limit` unfinished runs of a queue and re-issues those whose message is lost, in one transaction.
 pub(crate) async fn repair(
     connection: &mut Object,
@@ -393,26 +417,22 @@ pub(crate) async fn repair(
     limit: i64,
 ) -> Result<Repaired, Error> {
     let transaction = begin(connection).await?;
-    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
-    let examined =
-        rows(&transaction, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
-    let mut stranded: Vec<Uuid> = Vec::new();
-    let mut next = None;
-    for row in &examined {
-        let read = || -> Result<_, tokio_postgres::Error> {
-            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
-        };
-        let (examined, lost) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
-        stranded.extend(Some(examined.run_id).filter(|_| lost));
-        next = Some(examined);
-    }
-    let next = next.filter(|_| examined.len() as i64 == limit);
+    let (stranded, next) = stranded(&transaction, queue, bound, after, limit).await?;
     let repaired = if stranded.is_empty() { Vec::new() } else { rows(&transaction, sql::runs::REPAIR, &[&stranded]).await? };
     let runs = ids(&repaired, sql::runs::REPAIR)?;
     let failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();
     reissue(&transaction, &runs).await?;
     commit(transaction, sql::runs::REPAIR.name).await?;
     Ok(Repaired { runs, failed, next })
+}
+
+/// How many runs repair would send anew; counts no further than `most` unfinished runs.
+pub(crate) async fn count_stranded(connection: &mut Object, queue: Queue, bound: Duration, most: i64) -> Result<usize, Error> {
+    // What it locks is let go at once.
+    let transaction = begin(connection).await?;
+    let (lost, _) = stranded(&transaction, queue, bound, None, most).await?;
+    transaction.rollback().await.map_err(Error::postgres("doctor rollback"))?;
+    Ok(lost.len())
 }
 
 /// Re-issues unfinished runs as they are; a message of one that is final needs no successor.
@@ -423,13 +443,12 @@ pub(crate) async fn renew(connection: &mut Object, run_ids: &[Uuid]) -> Result<(
     commit(transaction, sql::runs::LOCK_UNFINISHED.name).await
 }
 
-/// Sends a waiting run back through the outbox with a delay, because its unit is full here; false where it does not wait any more.
-pub(crate) async fn postpone(connection: &mut Object, run_id: Uuid, delay: Duration) -> Result<bool, Error> {
+/// Sends waiting runs back through the outbox, each with a delay, because their units are full here; returns those that still waited.
+pub(crate) async fn postpone(connection: &mut Object, turns: &[(Uuid, Duration)]) -> Result<Vec<Uuid>, Error> {
     let transaction = begin(connection).await?;
-    let postponed = !rows(&transaction, sql::runs::POSTPONE, &[&run_id, /* delay_s */ &delay.as_secs_f64()]).await?.is_empty();
-    if postponed {
-        reissue(&transaction, &[run_id]).await?;
-    }
+    let (run_ids, delays): (Vec<Uuid>, Vec<f64>) = turns.iter().map(|(run_id, delay)| (*run_id, delay.as_secs_f64())).unzip();
+    let postponed = ids(&rows(&transaction, sql::runs::POSTPONE, &[&run_ids, &delays]).await?, sql::runs::POSTPONE)?;
+    reissue(&transaction, &postponed).await?;
     commit(transaction, sql::runs::POSTPONE.name).await?;
     Ok(postponed)
 }

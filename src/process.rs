@@ -2,10 +2,9 @@
 
 use std::{
     any::TypeId,
-    collections::BTreeSet,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
@@ -13,6 +12,7 @@ use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    checks,
     config::Config,
     database::{PoolPlan, Pools},
     drive::{Pulse, Repeated, drive},
@@ -21,7 +21,7 @@ use crate::{
     migrate,
     relay::{Lane, Listener, Relay},
     run::State,
-    sqs::{Queues, Target},
+    sqs::Queues,
     unit::Units,
     units::identity_login_notification_email::Mailer,
     wake::{Sleeper, Waker},
@@ -46,8 +46,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
 /// Runs the workers until SIGTERM or SIGINT.
-pub(crate) fn work(state: State, config: Config) -> Result<(), Error> {
-    let units = Units::discover().map_err(Error::Config)?;
+pub(crate) fn work(state: State, config: Config, units: Units) -> Result<(), Error> {
     let machinery = runtime("monalisa")?;
     let handlers = runtime("handler")?;
     let done = machinery.block_on(run(state, config, units, &handlers));
@@ -107,13 +106,20 @@ impl Process {
     /// Checks what it was told against what is there, then starts every part.
     async fn start(mut state: State, config: Config, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
         let slots = Slots::new(units, &config.concurrency, &config.queues);
-        let (plan, mailer) = check_settings(&config, units, slots.total())?;
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let (plan, mailer) = check_settings(&config, units).map_err(|problems| Error::Config(problems.join("\n")))?;
+        if !mailer.is_configured() {
+            tracing::warn!(
+                "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
+            );
+        }
         state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
         let listener = health::bind(config.health_port).await?;
         let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
-        migrate::check(&config.database.connect("boot").await?).await?;
         let sqs = Queues::connect(&config.sqs).await;
-        check_queues(&sqs, &config).await?;
+        check_surroundings(&config, plan, &sqs).await?;
 
         let parts = Parts::new(&config);
         let health = Health::new(parts.bounds(&config));
@@ -138,6 +144,7 @@ impl Process {
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
             tasks: TaskTracker::new(),
+            stops_at: OnceLock::new(),
             stop: CancellationToken::new(),
             cut: CancellationToken::new(),
             given_up: CancellationToken::new(),
@@ -177,7 +184,7 @@ impl Process {
             let poller = Poller { worker: worker.clone(), queue, freed: worker.slots.freed.subscribe() };
             let driven = drive(poller, worker.stop.clone(), self.parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
             self.pollers.spawn(self.parts.loud("poller", driven));
-            let heart = Heart { worker: worker.clone(), queue };
+            let heart = Heart { worker: worker.clone(), queue, stopping: false };
             let limit = self.config.visibility.of(queue) / 6;
             let driven = drive(heart, self.stop_beats.clone(), self.parts.pulse(&format!("heartbeat:{queue}")), limit);
             self.background.spawn(self.parts.loud("heartbeat", driven));
@@ -214,7 +221,9 @@ impl Process {
     /// Receives end first, then attempts (in their budget, then cut), then what is settled, then heartbeats; the relay goes last.
     async fn drain(&self) {
         let worker = &self.worker;
-        let cut_at = tokio::time::Instant::now() + self.config.stop_timeout.saturating_sub(STOP_RESERVE);
+        let began = Instant::now();
+        let cut_at = began + self.config.stop_timeout.saturating_sub(STOP_RESERVE);
+        let _ = worker.stops_at.set(began + self.config.stop_timeout);
         worker.stop.cancel();
         self.pollers.close();
         worker.tasks.close();
@@ -222,7 +231,7 @@ impl Process {
             self.pollers.wait().await;
             worker.tasks.wait().await;
         };
-        if tokio::time::timeout_at(cut_at, ended()).await.is_err() {
+        if tokio::time::timeout_at(cut_at.into(), ended()).await.is_err() {
             tracing::warn!(messages = worker.holds.count(), "the drain is over: what is unfinished is given back");
             worker.cut.cancel();
             if tokio::time::timeout(LAST_PATIENCE, ended()).await.is_err() {
@@ -257,50 +266,37 @@ impl Process {
     }
 }
 
-/// Checks what needs no other system; all problems at once.
-fn check_settings(config: &Config, units: &Units, slots: usize) -> Result<(PoolPlan, Mailer), Error> {
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
+/// Checks the settings against the units: all problems at once.
+pub(crate) fn check_settings(config: &Config, units: &Units) -> Result<(PoolPlan, Mailer), Vec<String>> {
     let mut problems = Vec::new();
     let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
     if !unknown.is_empty() {
         problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
     }
+    let slots = Slots::new(units, &config.concurrency, &config.queues).total();
     let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
     let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
-    let (Some(plan), Some(mailer), true) = (plan, mailer, problems.is_empty()) else {
-        return Err(Error::Config(problems.join("\n")));
-    };
-    if !mailer.is_configured() {
-        tracing::warn!(
-            "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
-        );
+    match (plan, mailer) {
+        (Some(plan), Some(mailer)) if problems.is_empty() => Ok((plan, mailer)),
+        _ => Err(problems),
     }
-    Ok((plan, mailer))
 }
 
-async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
-    let mut missing = Vec::new();
-    let relayed: BTreeSet<_> = if config.relay { crate::queue::Queue::ALL.into_iter().collect() } else { BTreeSet::new() };
-    for queue in relayed.into_iter().chain(config.queues.iter().copied()).collect::<BTreeSet<_>>() {
-        for target in [Target::Main(queue), Target::DeadLetters(queue)] {
-            let exists = sqs.exists(target).await.map_err(|error| {
-                Error::Other(format!(
-                    "{error}; asked for {}: check MONALISA_SQS_ENDPOINT (unset for AWS), MONALISA_SQS_REGION and the AWS credentials \
-                     (MONALISA_SQS_LOCAL_CREDENTIALS=true for a local engine)",
-                    sqs.url(target)
-                ))
-            })?;
-            if !exists {
-                missing.push(sqs.url(target));
-            }
-        }
+/// Checks database and queues; what the process cannot work with is one error, the rest are warnings.
+async fn check_surroundings(config: &Config, plan: PoolPlan, sqs: &Queues) -> Result<(), Error> {
+    let database = config.database.connect("boot").await?;
+    migrate::check(&database).await?;
+    let mut findings = checks::of_database(&database, plan.total()).await?;
+    let states = checks::queue_states(sqs, &config.used_queues()).await?;
+    findings.extend(checks::of_queues(sqs, &states, &config.visibility));
+    let (fatal, warnings): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.fatal);
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
-    if missing.is_empty() {
+    if fatal.is_empty() {
         return Ok(());
     }
-    Err(Error::Config(format!("these queues do not exist: {}; make them with workers queues create", missing.join(", "))))
+    Err(Error::Config(fatal.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
 }
 
 /// The parts of the process: their progress, which health reads, and whether one of them has died.

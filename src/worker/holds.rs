@@ -168,6 +168,8 @@ impl Holds {
 pub(crate) struct Heart {
     pub(crate) worker: Arc<Worker>,
     pub(crate) queue: Queue,
+    /// It has heard of the stop.
+    pub(crate) stopping: bool,
 }
 
 impl Part for Heart {
@@ -177,6 +179,15 @@ impl Part for Heart {
 
     async fn tick(&mut self) -> Result<Next, Error> {
         self.worker.beat(self.queue).await
+    }
+
+    /// A stop makes the leases shorter.
+    async fn woken(&mut self) {
+        if self.stopping {
+            std::future::pending::<()>().await;
+        }
+        self.worker.stop.cancelled().await;
+        self.stopping = true;
     }
 }
 

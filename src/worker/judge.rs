@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, join},
+    future::{BoxFuture, join3},
 };
 use uuid::Uuid;
 
@@ -44,6 +44,7 @@ impl Worker {
             return;
         };
         let mut ready = Vec::new();
+        let mut full = Vec::new();
         let mut others: Vec<BoxFuture<'_, ()>> = Vec::new();
         let mut runs = HashSet::new();
         for (offer, verdict) in offers.into_iter().zip(verdicts) {
@@ -63,10 +64,13 @@ impl Worker {
             }
             match self.slots.permit_now(&unit, suspect) {
                 Some(permit) => ready.push((offer, permit)),
-                None => match self.slots.place() {
-                    Some(place) => self.start_later(offer, unit, suspect, place),
-                    None => others.push(self.postpone(offer, unit).boxed()),
-                },
+                None => {
+                    let turn = self.slots.turn(&unit);
+                    match self.slots.place(Some(&unit)) {
+                        Some(place) => self.start_later(offer, unit, suspect, place),
+                        None => full.push((offer, jittered(turn))),
+                    }
+                }
             }
         }
         // What may start does not wait for what the others need, which goes one by one: there are few connections for it.
@@ -75,7 +79,7 @@ impl Worker {
                 other.await;
             }
         };
-        join(self.start(ready), others).await;
+        join3(self.start(ready), self.postpone(full), others).await;
     }
 
     async fn carry_out(self: &Arc<Self>, offer: Offer, verdict: Verdict) {
@@ -150,23 +154,28 @@ impl Worker {
         Ok(Settle::Delete)
     }
 
-    /// Too many messages wait here already: this one returns in its turn, through the outbox where its run still waits.
-    async fn postpone(&self, offer: Offer, unit: String) {
-        let turn = jittered(self.slots.get(&unit).map_or(NOT_NOW, |slot| slot.turn()));
+    /// Too many messages wait here already: these return in their turn, through the outbox where their runs still wait.
+    async fn postpone(&self, full: Vec<(Offer, Duration)>) {
+        if full.is_empty() {
+            return;
+        }
+        let turns: Vec<(Uuid, Duration)> = full.iter().map(|(offer, turn)| (offer.delivery.run_id, *turn)).collect();
         let postponed = async {
             let mut connection = database::get(&self.pools.control).await?;
-            ledger::postpone(&mut connection, offer.delivery.run_id, turn).await
+            ledger::postpone(&mut connection, &turns).await
         };
-        let what = match self.unless_given_up(postponed).await {
-            Some(Ok(true)) => Settle::Delete,
-            // It waits no more: started or finished meanwhile, or its lease lapsed. This message may be its only one and is judged again.
-            Some(Ok(false)) => Settle::Hide(turn),
+        let postponed = match self.unless_given_up(postponed).await {
+            Some(Ok(postponed)) => postponed,
             Some(Err(error)) => {
-                tracing::warn!(run_id = %offer.delivery.run_id, %error, "a run whose unit is full was not postponed; its message comes back");
-                Settle::Hide(turn)
+                tracing::warn!(count = turns.len(), %error, "runs whose unit is full were not postponed; their messages come back");
+                Vec::new()
             }
-            None => Settle::Hide(Duration::ZERO),
+            None => Vec::new(),
         };
-        self.settle(&offer.hold, what).await;
+        for (offer, turn) in full {
+            // One that waits no more was started or finished meanwhile, or its lease lapsed. This message may be its only one.
+            let what = if postponed.contains(&offer.delivery.run_id) { Settle::Delete } else { Settle::Hide(turn) };
+            self.settle(&offer.hold, what).await;
+        }
     }
 }

@@ -15,8 +15,8 @@ pub(crate) mod slots;
 pub(crate) mod start;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::{runtime::Handle, sync::watch};
@@ -61,6 +61,8 @@ pub(crate) struct Worker {
     pub(crate) handlers: Handle,
     /// Attempts, and messages that wait for a slot.
     pub(crate) tasks: TaskTracker,
+    /// When the stop budget ends, once a stop has begun.
+    pub(crate) stops_at: OnceLock<Instant>,
     /// No new receive, no new start.
     pub(crate) stop: CancellationToken,
     /// The stop budget is used up: what is unfinished is given back.
@@ -86,16 +88,13 @@ impl Wakes {
 
 impl Worker {
     /// The lease of a start or a heartbeat now: the visibility less a margin and less what has passed since SQS began to count; never
-    /// shorter than until the next heartbeat, however long SQS refused to extend the visibility. A process that stops asks for no more
-    /// than that: should it fail to give a run back, others need not wait long.
+    /// shorter than until the next heartbeat, however long SQS refused to extend the visibility. A process that stops needs it only
+    /// until its budget ends: should it fail to give a run back, others need not wait for longer.
     pub(crate) fn lease(&self, queue: Queue, since: Duration) -> Duration {
         let visibility = self.visibility.of(queue);
-        let shortest = visibility / 2;
-        if self.stop.is_cancelled() {
-            return shortest;
-        }
         let margin = (visibility / 6).min(Duration::from_secs(5));
-        visibility.saturating_sub(margin).saturating_sub(since).max(shortest)
+        let lease = visibility.saturating_sub(margin).saturating_sub(since).max(visibility / 2);
+        self.stops_at.get().map_or(lease, |end| lease.min(end.saturating_duration_since(Instant::now())))
     }
 
     /// Ends the heartbeat of a message, then deletes or hides it.

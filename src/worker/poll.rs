@@ -136,7 +136,7 @@ impl Worker {
                 }
             }
         };
-        match self.slots.place() {
+        match self.slots.place(None) {
             Some(place) => drop(self.tasks.spawn(async move {
                 refused.await;
                 drop(place);

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Bounds of the time for which a run is sent back whose unit is full here.
-const SHORTEST_TURN: Duration = Duration::from_secs(15);
+const SHORTEST_TURN: Duration = Duration::from_secs(1);
 const LONGEST_TURN: Duration = Duration::from_secs(15 * 60);
 
 /// The slots of all units.
@@ -36,6 +36,7 @@ pub(crate) struct Slot {
     queue: Option<Queue>,
     concurrency: u32,
     free: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
     turns: Mutex<Turns>,
 }
 
@@ -44,7 +45,15 @@ pub(crate) struct Slot {
 struct Turns {
     /// Time from one run's end to the next one's, lately.
     pace: Duration,
+    /// When the latest run ended, or the first one started since then.
+    quiet_since: Option<Instant>,
     last: Option<Instant>,
+}
+
+/// A place for a message that waits here.
+pub(crate) struct Place {
+    _of_unit: Option<OwnedSemaphorePermit>,
+    _of_all: OwnedSemaphorePermit,
 }
 
 /// The right to run: a slot of the unit, and the gate. It belongs to the handler and ends with it, however long that outlives its attempt.
@@ -79,20 +88,24 @@ impl Permit {
 impl Slots {
     /// Slots of every unit; `total` counts those on the consumed queues.
     pub(crate) fn new(units: &Units, overrides: &BTreeMap<String, u32>, queues: &[Queue]) -> Slots {
-        let units: HashMap<&'static str, Arc<Slot>> = units
-            .iter()
-            .map(|unit| {
-                let concurrency = overrides.get(unit.name).copied().unwrap_or(unit.concurrency);
-                let free = Arc::new(Semaphore::new(concurrency as usize));
-                (unit.name, Arc::new(Slot { unit, queue: unit.queue.parse().ok(), concurrency, free, turns: Mutex::default() }))
-            })
-            .collect();
-        let consumed = |slot: &&Arc<Slot>| slot.queue.is_some_and(|queue| queues.contains(&queue));
-        let total: usize = units.values().filter(consumed).map(|slot| slot.free.available_permits()).sum();
+        let concurrency = |unit: &Unit| overrides.get(unit.name).copied().unwrap_or(unit.concurrency);
+        let queue = |unit: &Unit| unit.queue.parse::<Queue>().ok();
+        let consumed = units.iter().filter(|unit| queue(unit).is_some_and(|queue| queues.contains(&queue)));
+        let total: usize = consumed.map(|unit| concurrency(unit) as usize).sum();
+        let waiting = (total / 2).max(1);
+        let slot = |unit: &'static Unit| Slot {
+            unit,
+            queue: queue(unit),
+            concurrency: concurrency(unit),
+            free: Arc::new(Semaphore::new(concurrency(unit) as usize)),
+            // One unit leaves places to the others.
+            waiting: Arc::new(Semaphore::new(waiting.div_ceil(2))),
+            turns: Mutex::default(),
+        };
+        let units: HashMap<&'static str, Arc<Slot>> = units.iter().map(|unit| (unit.name, Arc::new(slot(unit)))).collect();
         let mut names: Vec<&'static str> = units.keys().copied().collect();
         names.sort_unstable();
-        let waiting = Arc::new(Semaphore::new((total / 2).max(1)));
-        Slots { units, names, total, waiting, freed: watch::Sender::new(()), gate: Arc::default() }
+        Slots { units, names, total, waiting: Arc::new(Semaphore::new(waiting)), freed: watch::Sender::new(()), gate: Arc::default() }
     }
 
     /// Slots of the units on the consumed queues.
@@ -123,9 +136,15 @@ impl Slots {
         Duration::from_secs(self.units.values().map(|slot| u64::from(slot.unit.timeout_seconds)).max().unwrap_or(60))
     }
 
-    /// A place to wait in, unless those who wait already fill half of the process's slots.
-    pub(crate) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        self.waiting.clone().try_acquire_owned().ok()
+    /// A place to wait in, unless those who wait already fill half of the process's slots, or those of the same unit half of that.
+    pub(crate) fn place(&self, unit: Option<&str>) -> Option<Place> {
+        let of_unit = unit.and_then(|unit| self.get(unit)).map(|slot| slot.waiting.clone().try_acquire_owned());
+        Some(Place { _of_unit: of_unit.transpose().ok()?, _of_all: self.waiting.clone().try_acquire_owned().ok()? })
+    }
+
+    /// For how long a run of this unit, which is full, would be sent back.
+    pub(crate) fn turn(&self, unit: &str) -> Duration {
+        self.get(unit).map_or(SHORTEST_TURN, |slot| slot.turn())
     }
 
     /// A slot that is free now and the gate open; never for a suspect, which waits for the others to end.
@@ -154,20 +173,33 @@ impl Slots {
 }
 
 impl Slot {
-    /// A run of this unit took so long.
-    pub(crate) fn ended(&self, took: Duration) {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let each = took / self.concurrency.max(1);
-        turns.pace = if turns.pace.is_zero() { each } else { (turns.pace * 7 + each) / 8 };
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long a run is sent back that finds the unit full: those sent back before it go first, at the unit's recent pace.
-    pub(crate) fn turn(&self) -> Duration {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A run of this unit begins.
+    pub(crate) fn begun(&self) {
+        if self.free.available_permits() + 1 >= self.concurrency as usize {
+            self.turns().quiet_since = Some(Instant::now());
+        }
+    }
+
+    /// A run of this unit took so long.
+    pub(crate) fn ended(&self, took: Duration) {
+        let mut turns = self.turns();
+        let each = took / self.concurrency.max(1);
+        turns.pace = if turns.pace.is_zero() { each } else { (turns.pace * 7 + each) / 8 };
+        turns.quiet_since = Some(Instant::now());
+    }
+
+    /// When a run that finds the unit full is due: those that found it full before go first, whether they wait here or were sent back,
+    /// at the unit's recent pace; a run that takes longer than others did slows it down at once.
+    fn turn(&self) -> Duration {
+        let mut turns = self.turns();
         let now = Instant::now();
-        let next = turns.last.unwrap_or(now).max(now) + turns.pace;
+        let pace = turns.pace.max(turns.quiet_since.map_or(Duration::ZERO, |since| now - since));
         // Beyond the longest turn there is no order any more.
-        let next = next.min(now + LONGEST_TURN);
+        let next = (turns.last.unwrap_or(now).max(now) + pace).min(now + LONGEST_TURN);
         turns.last = Some(next);
         next.duration_since(now).max(SHORTEST_TURN)
     }

@@ -7,7 +7,6 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use crate::{
@@ -22,7 +21,7 @@ use super::{
     jittered,
     poll::{NOT_NOW, Offer},
     settle::Settle,
-    slots::Permit,
+    slots::{Permit, Place},
 };
 
 /// For so long a start may arrive whose answer was lost: twice what the kernel goes on sending to a silent peer.
@@ -30,7 +29,7 @@ const LATE_START: Duration = Duration::from_secs(60);
 
 impl Worker {
     /// Waits in the background for a slot (and, for a suspect, until nothing else runs here), under heartbeat.
-    pub(super) fn start_later(self: &Arc<Self>, offer: Offer, unit: String, suspect: bool, place: OwnedSemaphorePermit) {
+    pub(super) fn start_later(self: &Arc<Self>, offer: Offer, unit: String, suspect: bool, place: Place) {
         let worker = self.clone();
         self.tasks.spawn(async move {
             let permit = tokio::select! {
@@ -70,8 +69,9 @@ impl Worker {
                 // The answer may be lost after the commit: what was started is given back by its token.
                 tracing::error!(%error, "a start failed; its runs are given back");
                 let missing = self.give_back_starts(starts.iter().map(|start| (start.delivery.run_id, start.token)).collect()).await;
+                let pause = if self.stop.is_cancelled() { Duration::ZERO } else { jittered(NOT_NOW) };
                 for (offer, _) in &ready {
-                    self.settle(&offer.hold, Settle::Hide(jittered(NOT_NOW))).await;
+                    self.settle(&offer.hold, Settle::Hide(pause)).await;
                 }
                 self.await_late_starts(missing);
                 return;
@@ -128,6 +128,7 @@ impl Worker {
         let Some(slot) = self.slots.get(&started.unit).cloned() else { return };
         self.holds.lease(&offer.hold, started.run_id, started.token, until);
         let attempt = Attempt { worker: self.clone(), unit: slot.unit, hold: offer.hold, receives: offer.delivery.receives, started };
+        slot.begun();
         self.tasks.spawn(async move {
             let began = Instant::now();
             // What it holds ends with it: without a heartbeat the lease lapses, and the run is taken over.

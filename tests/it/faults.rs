@@ -32,7 +32,7 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     let few =
         ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
     let mut first = world.start(&[RELAY, SHORT, few, ("QUEUES", "default")]).await;
-    for _ in 0..20 {
+    for _ in 0..60 {
         world.dispatch("t.single", r#"{"s":300}"#).await;
     }
     let postponed = "select count(*) from work.task_runs where status = 'queued' and available_at > created_at + interval '10 s'";

@@ -1,5 +1,9 @@
 //! A worker that lost its lease changes nothing, however late it goes on; a server that crashed has forgotten nothing that matters.
 
+use monalisa::sql::runs;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
 use crate::support::{
     RELAY, RELAY_ALONE, SHORT, World,
     checks::{CALLED, Counters},
@@ -60,7 +64,7 @@ async fn trails(world: &World) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_worker_frozen_past_its_lease_that_nobody_took_over_counts_no_crash() {
+async fn a_worker_frozen_past_its_lease_that_nobody_took_over_does_it_once() {
     let world = World::new().await;
     let worker = world.start(&[RELAY, SHORT]).await;
     let run = world.dispatch("t.obedient", "{}").await;
@@ -102,4 +106,40 @@ async fn a_server_that_crashes_between_a_start_and_its_effect_forgets_both() {
     let trail = seen.3.trim_start_matches("started,interrupted,");
     assert_eq!((seen.0, seen.1, seen.2, trail), (1, 0, 0, "started,succeeded"), "{seen:?}");
     world.messages_are("default", 0).await;
+}
+
+/// Tries to start one run by a message of this generation; whether it was started.
+async fn starts(world: &World, run: Uuid, generation: i32, alone: bool) -> bool {
+    let token = vec![Uuid::new_v4()];
+    let start: [&(dyn ToSql + Sync); 7] = [&vec![run], &vec![generation], &token, &vec![60.0_f64], &alone, &"w", &"on"];
+    !world.db.query(runs::START.text, &start).await.unwrap().is_empty()
+}
+
+#[tokio::test]
+async fn what_was_judged_is_checked_again_under_the_lock() {
+    let world = World::new().await;
+    let set = async |run: Uuid, values: &str| {
+        world.db.execute(&format!("update work.task_runs set {values} where run_id = $1"), &[&run]).await.unwrap();
+    };
+    let run = world.dispatch("t.ok", "{}").await;
+    set(run, "available_at = clock_timestamp() + interval '1 hour'").await;
+    assert!(!starts(&world, run, 1, false).await, "it is not due");
+    set(run, "available_at = clock_timestamp(), crashes = 2").await;
+    assert!(!starts(&world, run, 1, false).await, "a suspect has company");
+    set(run, "crashes = 3, failures = 2").await;
+    assert!(!starts(&world, run, 1, true).await, "its five are used up");
+    set(run, "crashes = 2, failures = 2").await;
+    assert!(starts(&world, run, 1, true).await);
+    assert!(!starts(&world, run, 1, true).await, "it is held");
+    assert!(world.db.query(runs::CONDEMN.text, &[&run]).await.unwrap().is_empty(), "its holder lives");
+    assert!(world.db.query(runs::DEFER.text, &[&run, &"w"]).await.unwrap().is_empty(), "its holder lives");
+    assert!(world.db.query(runs::POSTPONE.text, &[&vec![run], &vec![1.0_f64]]).await.unwrap().is_empty(), "it waits no more");
+    set(run, "lease_expires_at = clock_timestamp()").await;
+    assert_eq!(world.db.query(runs::CONDEMN.text, &[&run]).await.unwrap().len(), 1);
+    let reopen = async |mark: i32| world.one(runs::REOPEN.text, &[&run, &mark, &"w"]).await.get::<_, Option<i32>>("generation");
+    assert_eq!(reopen(0).await, None, "a letter of an older generation");
+    assert_eq!(reopen(1).await, Some(2));
+    assert_eq!(reopen(1).await, None, "it was reopened before");
+    assert!(!starts(&world, run, 1, true).await, "a message of an older generation");
+    assert!(starts(&world, run, 2, false).await);
 }

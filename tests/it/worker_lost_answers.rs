@@ -157,3 +157,30 @@ async fn the_twenty_first_interruption_is_a_failure() {
     world.messages_are("default-dlq", 1).await;
     world.messages_are("default", 0).await;
 }
+
+#[tokio::test]
+async fn a_verdict_whose_commit_is_not_answered_is_carried_out_once() {
+    let world = World::new().await;
+    let (_relay, _worker, proxy) = behind_a_proxy(&world, &[]).await;
+    // A redriven dead letter.
+    let run = world.dispatch("t.first", r#"{"s":0,"end":"permanent"}"#).await;
+    world.run_is(run, "failed").await;
+    world.messages_are("default-dlq", 1).await;
+    world.messages_are("default", 0).await;
+    let letter = world.dead_letters("default").await[0].body().unwrap().to_owned();
+    world.db.execute("update work.task_runs set payload = '{\"s\":0}' where run_id = $1", &[&run]).await.unwrap();
+    proxy.swallow_answer_to_just("COMMIT");
+    world.send("default", &letter).await;
+    world.ended_well(run, &["started", "failed", "redriven", "started", "succeeded"]).await;
+    assert_eq!(proxy.swallowed(), 1);
+    // A run whose five are used up.
+    let run: Uuid = world.one("select work.dispatch('t.ok', '{}', 1, delay => '0.3 seconds')", &[]).await.get(0);
+    let dying = "update work.task_runs set status = 'running', crashes = 4, starts = 5, token = gen_random_uuid(), worker = 'dead',
+                   started_at = clock_timestamp(), lease_expires_at = clock_timestamp() where run_id = $1";
+    world.db.execute(dying, &[&run]).await.unwrap();
+    proxy.swallow_answer_to_just("COMMIT");
+    world.run_is(run, "failed").await;
+    world.messages_are("default", 0).await;
+    assert_eq!((world.trail(run).await.len(), proxy.swallowed()), (3, 2));
+    world.nothing_is_open().await;
+}

@@ -157,7 +157,7 @@ impl Proxy {
         self.state.borrow().held
     }
 
-    /// How often something was sent while it was frozen.
+    /// How often something was sent, either way, while it was frozen.
     pub fn stuck(&self) -> u64 {
         self.state.borrow().stuck
     }
@@ -233,6 +233,9 @@ async fn connection(client: TcpStream, target: SocketAddr, state: &watch::Sender
 }
 
 async fn thawed(state: &watch::Sender<State>) {
+    if state.borrow().frozen {
+        state.send_modify(|state| state.stuck += 1);
+    }
     let _ = state.subscribe().wait_for(|state| !state.frozen).await;
 }
 
@@ -247,9 +250,6 @@ async fn asks(
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return None };
-        if state.borrow().frozen {
-            state.send_modify(|state| state.stuck += 1);
-        }
         thawed(state).await;
         let rule = state.borrow().rule.clone();
         let seen = watcher.sees(&buffer[..count], rule.as_ref());
