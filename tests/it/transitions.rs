@@ -99,7 +99,7 @@ fn cases() -> Vec<Case> {
         ),
         case("condemn", runs::CONDEMN.text, ", crashes = 4", |run, _| vec![Box::new(run)], &["running failed"]),
         case("redrive", runs::REOPEN.text, "", |run, _| vec![Box::new(run), Box::new(1), Box::new("w")], &["failed queued"]),
-        case("postpone", runs::POSTPONE.text, "", |run, _| vec![Box::new(run), Box::new(5_f64)], &[]),
+        case("postpone", runs::POSTPONE.text, "", |run, _| vec![Box::new(vec![run]), Box::new(vec![5_f64])], &[]),
         case("progress", runs::PROGRESS.text, "", |run, token| vec![Box::new(run), Box::new(token), Box::new(50)], &[]),
         case("reissue", runs::REISSUE.text, "", |run, _| vec![Box::new(vec![run])], &[]),
         case("repair", runs::REPAIR.text, "", |run, _| vec![Box::new(vec![run])], &["running queued"]),
