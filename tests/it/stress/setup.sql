@@ -23,7 +23,7 @@ create trigger note_delete after delete on work.task_runs for each row execute f
 -- Commits of some effects take a moment on the server, and no cancel ends them: as where a standby is waited for.
 create function public.commit_slowly() returns trigger language plpgsql as $$
 declare
-  v_until timestamptz := clock_timestamp() + interval '0.5 s';
+  v_until timestamptz := clock_timestamp() + interval '1.2 s';
 begin
   while clock_timestamp() < v_until loop
     begin
