@@ -27,6 +27,8 @@ down: ## Stop them
 status: ## Show which of them run, and where
 	@scripts/stack status || true
 
+# Most tests wait more than they compute.
+test: export RUST_TEST_THREADS ?= 8
 test: setup ## Run all tests against the local stack
 	@$(WITH_STACK) cargo test --workspace
 
