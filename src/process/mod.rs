@@ -1,27 +1,27 @@
-//! A whole process: boot checks, the parts, and the order in which they stop.
+//! A whole process: its [`boot`] checks, its [`parts`], and the order in which they stop.
+
+mod boot;
+mod parts;
 
 use std::{
     any::TypeId,
-    collections::BTreeSet,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
-use futures_util::FutureExt;
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Config,
-    database::{PoolPlan, Pools},
+    database::Pools,
     drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
     migrate,
     relay::{Lane, Listener, Relay},
     run::State,
-    sqs::{Queues, Target},
+    sqs::Queues,
     unit::Units,
     units::identity_login_notification_email::Mailer,
     wake::{Sleeper, Waker},
@@ -35,6 +35,9 @@ use crate::{
         slots::Slots,
     },
 };
+
+use boot::{check_queues, check_settings, worker_id};
+use parts::Parts;
 
 /// What of the stop budget is kept for giving back, settling and closing after the drain.
 const STOP_RESERVE: Duration = Duration::from_secs(5);
@@ -260,104 +263,6 @@ impl Process {
     }
 }
 
-/// Checks what needs no other system; all problems at once.
-fn check_settings(config: &Config, units: &Units, slots: usize) -> Result<(PoolPlan, Mailer), Error> {
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
-    let mut problems = Vec::new();
-    let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
-    if !unknown.is_empty() {
-        problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
-    }
-    let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
-    let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
-    let (Some(plan), Some(mailer), true) = (plan, mailer, problems.is_empty()) else {
-        return Err(Error::Config(problems.join("\n")));
-    };
-    if !mailer.is_configured() {
-        tracing::warn!(
-            "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
-        );
-    }
-    Ok((plan, mailer))
-}
-
-async fn check_queues(sqs: &Queues, config: &Config) -> Result<(), Error> {
-    let mut missing = Vec::new();
-    let relayed: BTreeSet<_> = if config.relay { crate::queue::Queue::ALL.into_iter().collect() } else { BTreeSet::new() };
-    for queue in relayed.into_iter().chain(config.queues.iter().copied()).collect::<BTreeSet<_>>() {
-        for target in [Target::Main(queue), Target::DeadLetters(queue)] {
-            let exists = sqs.exists(target).await.map_err(|error| {
-                Error::Other(format!(
-                    "{error}; asked for {}: check MONALISA_SQS_ENDPOINT (unset for AWS), MONALISA_SQS_REGION and the AWS credentials \
-                     (MONALISA_SQS_LOCAL_CREDENTIALS=true for a local engine)",
-                    sqs.url(target)
-                ))
-            })?;
-            if !exists {
-                missing.push(sqs.url(target));
-            }
-        }
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Config(format!("these queues do not exist: {}; make them with workers queues create", missing.join(", "))))
-}
-
-/// The parts of the process: their progress, which health reads, and whether one of them has died.
-struct Parts {
-    pulses: Vec<(String, Pulse)>,
-    died: CancellationToken,
-}
-
-impl Parts {
-    fn new(config: &Config) -> Parts {
-        let mut names = vec!["database".to_owned()];
-        for queue in &config.queues {
-            names.push(format!("poller:{queue}"));
-            names.push(format!("heartbeat:{queue}"));
-        }
-        if config.relay {
-            names.push("relay".to_owned());
-        }
-        Parts { pulses: names.into_iter().map(|name| (name, Pulse::default())).collect(), died: CancellationToken::new() }
-    }
-
-    /// A part that panics takes the process down, loudly: what it held lapses, and another process goes on.
-    fn loud<F: Future<Output = ()> + Send>(&self, name: &'static str, part: F) -> impl Future<Output = ()> + Send + use<F> {
-        let died = self.died.clone();
-        async move {
-            if AssertUnwindSafe(part).catch_unwind().await.is_err() {
-                tracing::error!(part = name, "a part of the process panicked: this is a bug of monalisa; the process exits");
-                died.cancel();
-            }
-        }
-    }
-
-    fn pulse(&self, name: &str) -> Pulse {
-        self.pulses.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
-    }
-
-    /// How old each pulse may be: a poll, a heartbeat or a sweep, and a good margin.
-    fn bounds(&self, config: &Config) -> Vec<(String, Pulse, Duration)> {
-        let margin = Duration::from_secs(30);
-        self.pulses
-            .iter()
-            .map(|(name, pulse)| {
-                let bound = match name.split_once(':') {
-                    Some(("poller", _)) => config.wait + margin,
-                    None if name == "database" => config.wait + margin,
-                    Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
-                    None => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
-                };
-                (name.clone(), pulse.clone(), bound)
-            })
-            .collect()
-    }
-}
-
 struct Signals {
     term: tokio::signal::unix::Signal,
     int: tokio::signal::unix::Signal,
@@ -375,12 +280,4 @@ impl Signals {
             _ = self.int.recv() => {}
         }
     }
-}
-
-/// Host and process, with some chance in it: process ids repeat in containers.
-fn worker_id() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let chance: u16 = rand::random();
-    format!("{}-{}-{chance:04x}", if host.is_empty() { "worker" } else { host }, std::process::id())
 }
