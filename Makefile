@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults test-ministack mutate check fmt migrate queues run psql bench-latency bench-memory
+.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -39,6 +39,11 @@ test-faults: setup ## Run the tests of faults, REPEAT times, and stop at the fir
 
 test-ministack: setup ## Run the tests against a second SQS engine, ministack, which is installed from PyPI
 	@$(WITH_STACK) scripts/with-ministack cargo test --package monalisa --test it
+
+SEED ?= $(shell date +%s)
+RUNS ?= 600
+stress: setup ## Let RUNS runs meet faults of all kinds at once, in the order that SEED has, and prove that every invariant held
+	@$(WITH_STACK) SEED=$(SEED) RUNS=$(RUNS) cargo test --quiet --package monalisa --test it -- --nocapture stress::whatever
 
 mutate: setup ## Take a fence, a check or a bound out of the code, one at a time, and show that a test fails
 	@$(WITH_STACK) scripts/mutate

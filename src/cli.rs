@@ -6,7 +6,6 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
-    time::Duration,
 };
 
 use clap::{Parser, Subcommand};
@@ -15,17 +14,15 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     catalogue::Catalogue,
     config::{Config, Reader},
+    dlq::{self, Act, Filter},
     error::Error,
     migrate, process,
     queue::Queue,
     run::State,
-    sqs::{Queues, Target},
+    sqs::Queues,
     unit::Units,
+    wake::Waker,
 };
-
-/// Retention of a main queue and of its dead-letter queue.
-const RETENTION: Duration = Duration::from_secs(4 * 86_400);
-const DEAD_LETTER_RETENTION: Duration = Duration::from_secs(14 * 86_400);
 
 /// A program of workers: the command line with the units linked into it.
 ///
@@ -93,6 +90,11 @@ enum Command {
     /// The SQS queues
     #[command(subcommand)]
     Queues(QueuesCommand),
+    /// The dead-letter queues
+    #[command(subcommand)]
+    Dlq(DlqCommand),
+    /// Check everything that a process here would need, and what of the work does not move; each with what to do. Changes nothing
+    Doctor,
 }
 
 #[derive(Debug, Subcommand)]
@@ -113,6 +115,40 @@ enum QueuesCommand {
     Create,
 }
 
+#[derive(Debug, Subcommand)]
+enum DlqCommand {
+    /// List dead letters: age, queue, run, unit, code, text. Each is received and given back, which counts as a receive
+    Show {
+        #[command(flatten)]
+        filter: Filter,
+    },
+    /// Run what failed again: a new generation with five new attempts. Letters of runs that finished otherwise are thrown away
+    Redrive {
+        #[command(flatten)]
+        filter: Filter,
+        /// Why; kept in the audit and in the trail of each run
+        #[arg(long)]
+        reason: String,
+        /// Runs a second at most
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        rate: u32,
+        /// Only list them
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Throw dead letters away; their runs stay failed
+    Purge {
+        #[command(flatten)]
+        filter: Filter,
+        /// Why; kept in the audit
+        #[arg(long)]
+        reason: String,
+        /// Really do it; else they are only listed
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
 /// Parses the arguments and runs the command; the exit code is 0, 1 (failed) or 2 (usage).
 fn main(workers: Workers) -> ExitCode {
     let arguments = Arguments::parse();
@@ -123,11 +159,13 @@ fn main(workers: Workers) -> ExitCode {
         tracing::error!(place, "panicked: {}", panic.payload_as_str().unwrap_or("no text"));
     }));
     let done = match arguments.command {
-        None | Some(Command::Run) => Config::from_environment().and_then(|config| process::work(workers.state, config)),
+        None | Some(Command::Run) => run(workers.state),
         Some(Command::Migrate) => wait(migrate_database(workers.service_name())),
         Some(Command::Tasks(TasksCommand::Generate { path })) => generate(&path),
         Some(Command::Tasks(TasksCommand::Check)) => check(),
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
+        Some(Command::Dlq(command)) => wait(dead_letters(command)),
+        Some(Command::Doctor) => doctor(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -166,6 +204,27 @@ fn wait(work: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         .build()
         .map_err(|error| Error::Other(format!("no runtime: {error}")))?
         .block_on(work)
+}
+
+fn run(state: State) -> Result<(), Error> {
+    let units = Units::discover().map_err(Error::Config)?;
+    process::work(state, configuration(&units)?, units)
+}
+
+fn configuration(units: &Units) -> Result<Config, Error> {
+    Config::checked(std::env::vars(), |config| process::check_settings(config, units).err().unwrap_or_default())
+}
+
+fn doctor() -> Result<(), Error> {
+    let units = Units::discover().map_err(Error::Config)?;
+    let config = configuration(&units)?;
+    let (plan, _) = process::check_settings(&config, &units).map_err(|problems| Error::Config(problems.join("\n")))?;
+    wait(async {
+        if crate::doctor::examine(&config, plan, say).await {
+            return Ok(());
+        }
+        Err(Error::Other("workers could not run here; see the problems above".to_owned()))
+    })
 }
 
 fn catalogue() -> Result<Catalogue, Error> {
@@ -217,12 +276,30 @@ async fn create_queues() -> Result<(), Error> {
     read.finish()?;
     let sqs = Queues::connect(&config).await;
     for queue in Queue::ALL {
-        let letters = Target::DeadLetters(queue);
-        let done = sqs.create(letters, visibility.of(queue), DEAD_LETTER_RETENTION, None).await?;
-        say(&format!("{done:<9} {}", sqs.url(letters)));
-        let arn = sqs.arn(letters).await?;
-        let done = sqs.create(Target::Main(queue), visibility.of(queue), RETENTION, Some(&arn)).await?;
-        say(&format!("{done:<9} {}", sqs.url(Target::Main(queue))));
+        for (target, done) in sqs.create(queue, &visibility).await? {
+            say(&format!("{done:<9} {}", sqs.url(target)));
+        }
+    }
+    Ok(())
+}
+
+async fn dead_letters(command: DlqCommand) -> Result<(), Error> {
+    let mut read = Reader::new(std::env::vars());
+    let (config, database, valkey) = (read.sqs(), read.database(), read.valkey());
+    read.finish()?;
+    let (filter, act, dry_run) = match command {
+        DlqCommand::Show { filter } => (filter, Act::Show, false),
+        DlqCommand::Redrive { filter, reason, rate, dry_run } => (filter, Act::Redrive { reason, per_second: rate }, dry_run),
+        DlqCommand::Purge { filter, reason, yes } => (filter, Act::Purge { reason }, !yes),
+    };
+    let database = database.unwrap_or_default().connect("dlq").await?;
+    let outcome = dlq::handle(&Queues::connect(&config).await, &database, &filter, &act, dry_run, say).await?;
+    if let (Some(url), Act::Redrive { .. }) = (valkey, &act) {
+        Waker::new(&url)?.wake().await;
+    }
+    say(&outcome.summary(&act, dry_run));
+    if dry_run && matches!(act, Act::Purge { .. }) && outcome.matched > 0 {
+        say("add --yes to delete them");
     }
     Ok(())
 }

@@ -334,13 +334,16 @@ impl Reader {
 }
 
 impl Config {
-    /// Reads the environment of this process.
-    pub fn from_environment() -> Result<Config, Error> {
-        Config::from_variables(std::env::vars())
-    }
-
     /// Reads a list of variables; the error holds every problem, a line each.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Result<Config, Error> {
+        Config::checked(variables, |_| Vec::new())
+    }
+
+    /// The same with further problems, found where what was read is compared with something else.
+    pub(crate) fn checked(
+        variables: impl IntoIterator<Item = (String, String)>,
+        check: impl FnOnce(&Config) -> Vec<String>,
+    ) -> Result<Config, Error> {
         let mut read = Reader::new(variables);
         let database = read.database();
         let valkey = read.valkey();
@@ -397,8 +400,14 @@ impl Config {
             database: database.unwrap_or_default(),
             warnings: Vec::new(),
         };
+        read.problems.extend(check(&config));
         let warnings = read.finish()?;
         Ok(Config { warnings, ..config })
+    }
+
+    /// The queues this process needs, critical first: a relay sends to all of them.
+    pub(crate) fn used_queues(&self) -> Vec<Queue> {
+        if self.relay { Queue::ALL.to_vec() } else { self.queues.clone() }
     }
 }
 

@@ -112,7 +112,7 @@ impl Database {
     }
 
     /// A pool for one purpose. Connections are driven on `runtime`, so that a handler that blocks its thread stops none.
-    fn pool(&self, purpose: &'static str, size: usize, idle_in_transaction: Duration, runtime: &Handle) -> Result<Pool, Error> {
+    pub(crate) fn pool(&self, purpose: &'static str, size: usize, idle_in_transaction: Duration, runtime: &Handle) -> Result<Pool, Error> {
         let mut config = self.config.clone();
         config.application_name(format!("monalisa {purpose}"));
         let driver = Driver { tls: self.tls.clone(), runtime: runtime.clone() };
@@ -212,6 +212,13 @@ impl PoolPlan {
         let spare = size - needed;
         let relay = if spare >= 3 { 4 } else { 1 };
         Ok(PoolPlan { relay, control: 1 + (spare - (relay - 1)).min(2), slots })
+    }
+}
+
+impl PoolPlan {
+    /// All connections.
+    pub(crate) fn total(&self) -> usize {
+        self.relay + self.control + 2 * self.slots
     }
 }
 

@@ -384,6 +384,30 @@ pub(crate) struct Repaired {
     pub(crate) next: Option<Cursor>,
 }
 
+/// Examines `limit` unfinished runs of a queue and locks those whose message is lost; where the next batch goes on.
+async fn stranded(
+    client: &impl GenericClient,
+    queue: Queue,
+    bound: Duration,
+    after: Option<&Cursor>,
+    limit: i64,
+) -> Result<(Vec<Uuid>, Option<Cursor>), Error> {
+    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
+    let examined =
+        rows(client, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
+    let mut lost: Vec<Uuid> = Vec::new();
+    let mut next = None;
+    for row in &examined {
+        let read = || -> Result<_, tokio_postgres::Error> {
+            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
+        };
+        let (examined, stranded) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
+        lost.extend(Some(examined.run_id).filter(|_| stranded));
+        next = Some(examined);
+    }
+    Ok((lost, next.filter(|_| examined.len() as i64 == limit)))
+}
+
 /// Examines `limit` unfinished runs of a queue and re-issues those whose message is lost, in one transaction.
 pub(crate) async fn repair(
     connection: &mut Object,
@@ -393,26 +417,22 @@ pub(crate) async fn repair(
     limit: i64,
 ) -> Result<Repaired, Error> {
     let transaction = begin(connection).await?;
-    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
-    let examined =
-        rows(&transaction, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
-    let mut stranded: Vec<Uuid> = Vec::new();
-    let mut next = None;
-    for row in &examined {
-        let read = || -> Result<_, tokio_postgres::Error> {
-            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
-        };
-        let (examined, lost) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
-        stranded.extend(Some(examined.run_id).filter(|_| lost));
-        next = Some(examined);
-    }
-    let next = next.filter(|_| examined.len() as i64 == limit);
+    let (stranded, next) = stranded(&transaction, queue, bound, after, limit).await?;
     let repaired = if stranded.is_empty() { Vec::new() } else { rows(&transaction, sql::runs::REPAIR, &[&stranded]).await? };
     let runs = ids(&repaired, sql::runs::REPAIR)?;
     let failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();
     reissue(&transaction, &runs).await?;
     commit(transaction, sql::runs::REPAIR.name).await?;
     Ok(Repaired { runs, failed, next })
+}
+
+/// How many runs repair would send anew; counts no further than `most` unfinished runs.
+pub(crate) async fn count_stranded(connection: &mut Object, queue: Queue, bound: Duration, most: i64) -> Result<usize, Error> {
+    // What it locks is let go at once.
+    let transaction = begin(connection).await?;
+    let (lost, _) = stranded(&transaction, queue, bound, None, most).await?;
+    transaction.rollback().await.map_err(Error::postgres("doctor rollback"))?;
+    Ok(lost.len())
 }
 
 /// Re-issues unfinished runs as they are; a message of one that is final needs no successor.

@@ -49,11 +49,17 @@ pub use wake::{WAKE_KEY, Waker};
 
 // Everything a process of workers is made of; an API goes without.
 #[cfg(feature = "workers")]
+mod checks;
+#[cfg(feature = "workers")]
 mod cli;
 #[cfg(feature = "workers")]
 pub mod config;
 #[cfg(feature = "workers")]
 pub mod database;
+#[cfg(feature = "workers")]
+mod dlq;
+#[cfg(feature = "workers")]
+mod doctor;
 #[cfg(feature = "workers")]
 mod drive;
 #[cfg(feature = "workers")]

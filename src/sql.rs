@@ -86,6 +86,11 @@ statements! {
     ops {
         SCHEMA_VERSION = "ops/schema_version",
         MAY_WORK = "ops/may_work",
+        CONNECTIONS = "ops/connections",
+        OUTBOX_HEALTH = "ops/outbox_health",
+        QUEUE_HEALTH = "ops/queue_health",
+        REDRIVE = "ops/redrive",
+        AUDIT = "ops/audit",
     }
 }
 
@@ -121,6 +126,8 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/refuse_run"),
     file!("functions/cancel"),
     file!("functions/retry"),
+    file!("functions/redrive"),
+    file!("functions/audit"),
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),

@@ -31,6 +31,11 @@ impl Waker {
 
     /// Wakes the relay. The list stays short, however many push and nobody pops.
     pub async fn wake(&self) {
+        self.push().await;
+    }
+
+    /// The same; whether Valkey took it.
+    pub(crate) async fn push(&self) -> bool {
         let pushed = tokio::time::timeout(TIMEOUT, async {
             let mut slot = self.connection.lock().await;
             let mut connection = match slot.take() {
@@ -40,29 +45,17 @@ impl Waker {
             let mut push = redis::pipe();
             push.cmd("LPUSH").arg(WAKE_KEY).arg(1).ignore();
             push.cmd("LTRIM").arg(WAKE_KEY).arg(0).arg(LIST_LIMIT).ignore();
-            match push.exec_async(&mut connection).await {
-                // Somebody put another type there, which a relay that waits already does not see.
-                Err(error) if code(&error).as_deref() == Some("WRONGTYPE") => {
-                    redis::cmd("DEL").arg(WAKE_KEY).exec_async(&mut connection).await?;
-                    push.exec_async(&mut connection).await?;
-                }
-                pushed => pushed?,
-            }
+            push.exec_async(&mut connection).await?;
             *slot = Some(connection);
             redis::RedisResult::Ok(())
         });
         match pushed.await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return true,
             Ok(Err(error)) => tracing::debug!(error = error.category(), "a wake was not pushed; the sweep finds the row"),
             Err(_) => tracing::debug!("a wake was not pushed in time; the sweep finds the row"),
         }
+        false
     }
-}
-
-/// The code that Valkey answered with; of several commands, the first one that failed.
-fn code(error: &redis::RedisError) -> Option<String> {
-    let refused = error.clone().into_server_errors()?;
-    refused.first().map(|(_, refused)| refused.code().to_owned())
 }
 
 /// Waits for wakes, on a connection of its own.
@@ -156,8 +149,10 @@ async fn replace_other_type(connection: &mut MultiplexedConnection) -> redis::Re
 
 #[cfg(feature = "workers")]
 fn valkey(error: redis::RedisError) -> Error {
-    Error::Valkey(match code(&error) {
-        Some(code) => format!("{} ({code})", error.category()),
+    // The code that Valkey answered with; of several commands, of the first one that failed.
+    let refused = error.clone().into_server_errors();
+    Error::Valkey(match refused.as_ref().and_then(|refused| refused.first()) {
+        Some((_, refused)) => format!("{} ({})", error.category(), refused.code()),
         None => error.category().to_owned(),
     })
 }

@@ -1,6 +1,6 @@
 -- work.check_reason: refuses an operator's act without a reason: the audit and the trail would not say why
 -- raises    ML018 REASON_MISSING
--- caller    work.cancel, work.retry
+-- caller    work.cancel, work.retry, work.redrive, work.audit
 create or replace function work.check_reason(p_reason text) returns void
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp

@@ -18,7 +18,6 @@ use crate::{
     drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
-    migrate,
     relay::{Lane, Listener, Relay},
     run::State,
     sqs::Queues,
@@ -36,7 +35,8 @@ use crate::{
     },
 };
 
-use boot::{check_queues, check_settings, worker_id};
+pub(crate) use boot::check_settings;
+use boot::{check_surroundings, worker_id};
 use parts::Parts;
 
 /// What of the stop budget is kept for giving back, settling and closing after the drain.
@@ -49,8 +49,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
 /// Runs the workers until SIGTERM or SIGINT.
-pub(crate) fn work(state: State, config: Config) -> Result<(), Error> {
-    let units = Units::discover().map_err(Error::Config)?;
+pub(crate) fn work(state: State, config: Config, units: Units) -> Result<(), Error> {
     let machinery = runtime("monalisa")?;
     let handlers = runtime("handler")?;
     let done = machinery.block_on(run(state, config, units, &handlers));
@@ -110,13 +109,20 @@ impl Process {
     /// Checks what it was told against what is there, then starts every part.
     async fn start(mut state: State, config: Config, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
         let slots = Slots::new(units, &config.concurrency, &config.queues);
-        let (plan, mailer) = check_settings(&config, units, slots.total())?;
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let (plan, mailer) = check_settings(&config, units).map_err(|problems| Error::Config(problems.join("\n")))?;
+        if !mailer.is_configured() {
+            tracing::warn!(
+                "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
+            );
+        }
         state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
         let listener = health::bind(config.health_port).await?;
         let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
-        migrate::check(&config.database.connect("boot").await?).await?;
         let sqs = Queues::connect(&config.sqs).await;
-        check_queues(&sqs, &config).await?;
+        check_surroundings(&config, plan, &sqs).await?;
 
         let parts = Parts::new(&config);
         let health = Health::new(parts.bounds(&config));

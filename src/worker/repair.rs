@@ -64,8 +64,13 @@ impl Part for Repairer {
     async fn tick(&mut self) -> Result<Next, Error> {
         let mut done = Ok(());
         for queue in Queue::ALL {
-            // A queue whose runs cannot be repaired holds up no other.
-            done = self.repair(queue).await.and(done);
+            let repaired = self.repair(queue).await;
+            let gone = repaired.as_ref().is_err_and(Error::session_is_gone);
+            // Runs of one queue that cannot be repaired hold up no other queue.
+            done = repaired.and(done);
+            if gone {
+                break;
+            }
         }
         let shortest = Queue::ALL.map(|queue| self.after.of(queue)).into_iter().min();
         done.map(|()| Next::Idle(shortest.map_or(PACE, |bound| bound.min(PACE))))

@@ -10,7 +10,7 @@ use tokio::{
 use crate::support::{World, redis_server::RedisServer};
 
 /// Runs it to its end at the most talkative level; its exit and all it said.
-async fn refused(world: &World, changes: &[(&str, &str)]) -> String {
+pub async fn refused(world: &World, changes: &[(&str, &str)]) -> String {
     let mut all = vec![("RUST_LOG", "debug"), ("MONALISA_RELAY", "true")];
     all.extend(changes);
     let mut workers = world.spawn("test-workers", &all);
@@ -179,6 +179,8 @@ async fn every_problem_is_told_at_once() {
         ("MONALISA_STOP_TIMEOUT_MS", "abc"),
         ("MONALISA_VISIBILITY_SECONDS", "critical=1"),
         ("MONALISA_SQS_ENDPOINT", "tcp://10.0.0.1:80"),
+        ("MONALISA_CONCURRENCY", "t.unheard_of=2"),
+        ("MONALISA_SMTP_URL", "nowhere"),
     ];
     let text = refused(&world, &changes).await;
     for (name, _) in changes {

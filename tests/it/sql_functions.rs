@@ -7,7 +7,8 @@ use monalisa::sql::REAPPLIED;
 use crate::{sql_files::header_line, support::World};
 
 /// They run with the rights of their owner: producers, workers and operators have none on the tables, or less than the function needs.
-const WITH_OWNERS_RIGHTS: [&str; 8] = ["cancel", "catalogue_state", "dispatch", "load_catalogue", "publish", "retry", "run", "succeed"];
+const WITH_OWNERS_RIGHTS: [&str; 10] =
+    ["audit", "cancel", "catalogue_state", "dispatch", "load_catalogue", "publish", "redrive", "retry", "run", "succeed"];
 
 async fn names(world: &World, condition: &str) -> Vec<String> {
     let sql = format!("select p.proname::text from pg_proc p where p.pronamespace = 'work'::regnamespace and ({condition}) order by 1");

@@ -90,6 +90,7 @@ async fn template() -> &'static str {
                 statement.text.hash(&mut hasher);
             }
             include_str!("../../test-workers/src/main.rs").hash(&mut hasher);
+            include_str!("../../test-workers/src/stress.rs").hash(&mut hasher);
             include_str!("mod.rs").hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
             let server = required("DATABASE_URL");
@@ -268,13 +269,24 @@ impl World {
         .collect()
     }
 
-    /// Runs a command of a binary to its end.
+    /// Runs a command of a binary to its end, as the superuser of the database.
     pub fn command(&self, program: &str, arguments: &[&str]) -> std::process::Output {
+        self.command_with(program, arguments, &[])
+    }
+
+    /// The same as a role.
+    pub fn command_as(&self, role: &str, program: &str, arguments: &[&str]) -> std::process::Output {
+        self.command_with(program, arguments, &[("DATABASE_URL", &self.url(Some(role)))])
+    }
+
+    /// The same with other variables.
+    pub fn command_with(&self, program: &str, arguments: &[&str], changes: &[(&str, &str)]) -> std::process::Output {
         std::process::Command::new(binary(program))
             .args(arguments)
             .env_clear()
             .envs(self.environment())
             .env("DATABASE_URL", self.url(None))
+            .envs(changes.iter().copied())
             .output()
             .expect("it runs")
     }

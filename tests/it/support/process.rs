@@ -87,6 +87,15 @@ impl Process {
         wait_for("the process to exit", async || self.child.try_wait().expect("a process")).await
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it is gone.
+    pub fn has_exited(&mut self) -> bool {
+        self.child.try_wait().expect("a process").is_some()
+    }
+
     /// SIGTERM, and waits for its exit.
     pub async fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");

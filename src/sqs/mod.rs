@@ -2,8 +2,10 @@
 //!
 //! Every call has a deadline, and errors carry the code and text of AWS, never a message body.
 
+mod letters;
+mod queues;
+
 use std::{
-    collections::HashMap,
     fmt,
     time::{Duration, Instant},
 };
@@ -15,12 +17,15 @@ use aws_sdk_sqs::{
     error::{DisplayErrorContext, ProvideErrorMetadata, SdkError},
     types::{
         ChangeMessageVisibilityBatchRequestEntry, DeleteMessageBatchRequestEntry, MessageAttributeValue, MessageSystemAttributeName,
-        QueueAttributeName, SendMessageBatchRequestEntry,
+        SendMessageBatchRequestEntry,
     },
 };
 use aws_smithy_http_client::tls;
 
 use crate::{config::SqsConfig, error::Error, queue::Queue};
+
+pub(crate) use letters::RawLetter;
+pub(crate) use queues::{MAX_RECEIVES, QueueState, Wanted};
 
 /// Most messages in one batch call.
 pub(crate) const BATCH_ENTRIES: usize = 10;
@@ -42,6 +47,12 @@ const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
 pub(crate) enum Target {
     Main(Queue),
     DeadLetters(Queue),
+}
+
+impl From<Queue> for Target {
+    fn from(queue: Queue) -> Target {
+        Target::Main(queue)
+    }
 }
 
 impl fmt::Display for Target {
@@ -248,8 +259,8 @@ impl Queues {
     }
 
     /// Hides messages for so long from now; returns the indexes of those SQS refused, with its reason.
-    pub(crate) async fn hide(&self, queue: Queue, messages: &[(String, Duration)]) -> Result<Vec<(usize, String)>, Error> {
-        let mut call = self.client.change_message_visibility_batch().queue_url(self.url(Target::Main(queue)));
+    pub(crate) async fn hide(&self, target: impl Into<Target>, messages: &[(String, Duration)]) -> Result<Vec<(usize, String)>, Error> {
+        let mut call = self.client.change_message_visibility_batch().queue_url(self.url(target.into()));
         for (index, (receipt, time)) in messages.iter().enumerate() {
             let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
                 .id(index.to_string())
@@ -262,89 +273,14 @@ impl Queues {
     }
 
     /// Deletes messages; returns the indexes of those SQS refused, with its reason.
-    pub(crate) async fn delete(&self, queue: Queue, receipts: &[String]) -> Result<Vec<(usize, String)>, Error> {
-        let mut call = self.client.delete_message_batch().queue_url(self.url(Target::Main(queue)));
+    pub(crate) async fn delete(&self, target: impl Into<Target>, receipts: &[String]) -> Result<Vec<(usize, String)>, Error> {
+        let mut call = self.client.delete_message_batch().queue_url(self.url(target.into()));
         for (index, receipt) in receipts.iter().enumerate() {
             let entry = DeleteMessageBatchRequestEntry::builder().id(index.to_string()).receipt_handle(receipt);
             call = call.entries(entry.build().map_err(|error| failed("DeleteMessageBatch", &error))?);
         }
         let answer = call.send().await.map_err(|error| sdk("DeleteMessageBatch", &error))?;
         Ok(answer.failed().iter().filter_map(|entry| Some((entry.id().parse().ok()?, entry.code().to_owned()))).collect())
-    }
-
-    /// Makes a queue or corrects its attributes; returns what was done.
-    pub(crate) async fn create(
-        &self,
-        target: Target,
-        visibility: Duration,
-        retention: Duration,
-        redrive: Option<&str>,
-    ) -> Result<&'static str, Error> {
-        let mut attributes = HashMap::from([
-            (QueueAttributeName::VisibilityTimeout, visibility.as_secs().to_string()),
-            (QueueAttributeName::MessageRetentionPeriod, retention.as_secs().to_string()),
-        ]);
-        if let Some(arn) = redrive {
-            let policy = serde_json::json!({ "deadLetterTargetArn": arn, "maxReceiveCount": 7 });
-            attributes.insert(QueueAttributeName::RedrivePolicy, policy.to_string());
-        }
-        let url = self.url(target);
-        let present = self.client.get_queue_attributes().queue_url(&url).attribute_names(QueueAttributeName::All).send().await;
-        match present {
-            Ok(answer) => {
-                let found = answer.attributes.unwrap_or_default();
-                if attributes.iter().all(|(name, value)| found.get(name).is_some_and(|found| same_attribute(found, value))) {
-                    return Ok("is right");
-                }
-                self.client
-                    .set_queue_attributes()
-                    .queue_url(&url)
-                    .set_attributes(Some(attributes))
-                    .send()
-                    .await
-                    .map_err(|error| sdk("SetQueueAttributes", &error))?;
-                Ok("corrected")
-            }
-            Err(error) if error.as_service_error().is_some_and(|error| error.is_queue_does_not_exist()) => {
-                let name = url.rsplit('/').next().unwrap_or_default();
-                self.client
-                    .create_queue()
-                    .queue_name(name)
-                    .set_attributes(Some(attributes))
-                    .send()
-                    .await
-                    .map_err(|error| sdk("CreateQueue", &error))?;
-                Ok("created")
-            }
-            Err(error) => Err(sdk("GetQueueAttributes", &error)),
-        }
-    }
-
-    /// The queue's ARN; an error names the queue that is missing.
-    pub(crate) async fn arn(&self, target: Target) -> Result<String, Error> {
-        let answer = self
-            .client
-            .get_queue_attributes()
-            .queue_url(self.url(target))
-            .attribute_names(QueueAttributeName::QueueArn)
-            .send()
-            .await
-            .map_err(|error| sdk("GetQueueAttributes", &error))?;
-        answer
-            .attributes
-            .and_then(|mut attributes| attributes.remove(&QueueAttributeName::QueueArn))
-            .ok_or_else(|| Error::Sqs { action: "GetQueueAttributes", text: format!("{target} has no ARN") })
-    }
-
-    /// Whether the queue exists; an error where SQS cannot say.
-    pub(crate) async fn exists(&self, target: Target) -> Result<bool, Error> {
-        let asked =
-            self.client.get_queue_attributes().queue_url(self.url(target)).attribute_names(QueueAttributeName::QueueArn).send().await;
-        match asked {
-            Ok(_) => Ok(true),
-            Err(error) if error.as_service_error().is_some_and(|error| error.is_queue_does_not_exist()) => Ok(false),
-            Err(error) => Err(sdk("GetQueueAttributes", &error)),
-        }
     }
 
     /// Sends a body that no run stands behind to the dead-letter queue: the only message a worker sends itself.
@@ -356,18 +292,6 @@ impl Queues {
             _ => Ok(()),
         }
     }
-}
-
-fn same_attribute(found: &str, wanted: &str) -> bool {
-    // A redrive policy is JSON, and its number may come back as text.
-    let plain = |text: &str| match serde_json::from_str::<serde_json::Value>(text) {
-        Ok(serde_json::Value::Object(mut object)) => {
-            object.retain(|_, value| !value.is_null());
-            object.iter().map(|(name, value)| format!("{name}={}", value.to_string().trim_matches('"'))).collect::<Vec<_>>().join(",")
-        }
-        _ => text.to_owned(),
-    };
-    plain(found) == plain(wanted)
 }
 
 fn text_attribute(value: &str) -> Result<MessageAttributeValue, Error> {

@@ -1,0 +1,305 @@
+//! `workers dlq`: look at dead letters, take them back, throw them away.
+//!
+//! A letter is deleted only after the transaction that made it superfluous has committed (I11); killed anywhere, the command leaves letters
+//! hidden for a while, and running it again goes on. Any number may run at once, beside workers and redrives by the console.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::{
+    envelope::Envelope,
+    error::Error,
+    queue::Queue,
+    sql,
+    sqs::{BATCH_ENTRIES, Queues, RawLetter, Target},
+};
+
+/// How long letters stay hidden from others while the command works on them.
+const HIDE: Duration = Duration::from_secs(15 * 60);
+/// Letters that are held at most at a time: those that do not match are given back at the end.
+const MOST_HELD: usize = 20_000;
+/// How often progress is shown.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// Which dead letters.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Filter {
+    /// Only the dead-letter queue of this queue
+    #[arg(long)]
+    queue: Option<Queue>,
+    /// Only of this unit
+    #[arg(long)]
+    unit: Option<String>,
+    /// Only with this failure code, such as WORKER_LOST
+    #[arg(long, value_name = "CODE")]
+    error: Option<String>,
+    /// Only those that failed longer ago than this, such as 90s, 15m, 2h or 3d
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    older_than: Option<Duration>,
+    /// Only those that failed more recently than this
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    newer_than: Option<Duration>,
+    /// At most so many
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+}
+
+/// What to do with them.
+#[derive(Debug, Clone)]
+pub(crate) enum Act {
+    Show,
+    Redrive { reason: String, per_second: u32 },
+    Purge { reason: String },
+}
+
+/// A dead letter as the command sees it.
+struct Letter {
+    raw: RawLetter,
+    unit: String,
+    code: String,
+    text: String,
+    failed_at: Option<DateTime<Utc>>,
+    /// The run, and the generation that failed; none where the body is not ours.
+    run: Option<(Uuid, i32)>,
+}
+
+impl Letter {
+    fn read(raw: RawLetter) -> Letter {
+        let envelope = Envelope::read(&raw.body).ok();
+        let body: Value = serde_json::from_str(&raw.body).unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let letter = &body["deadLetter"];
+        let failed_at = letter["at"].as_str().and_then(|at| DateTime::parse_from_rfc3339(at).ok()).map(|at| at.to_utc());
+        // SQS moved a message without a mark by itself: its own generation is meant.
+        let run = envelope.map(|envelope| (envelope.run_id, if envelope.mark() > 0 { envelope.mark() } else { envelope.generation }));
+        let moved = run.is_some() && letter.is_null();
+        Letter {
+            unit: text(&body["unit"]),
+            code: if moved { "MOVED_BY_SQS".to_owned() } else { raw.code.clone().unwrap_or_else(|| text(&letter["code"])) },
+            text: raw.reason.clone().unwrap_or_else(|| text(&letter["text"])),
+            failed_at: failed_at.or(raw.sent_at),
+            run,
+            raw,
+        }
+    }
+
+    fn line(&self, queue: Queue, now: DateTime<Utc>) -> String {
+        let age = self.failed_at.and_then(|at| (now - at).to_std().ok()).map_or_else(|| "?".to_owned(), short);
+        let run = self.run.map_or_else(|| "-".to_owned(), |(run_id, _)| run_id.to_string());
+        let line = self.text.lines().next().unwrap_or_default();
+        let text: String = line.chars().take(60).collect();
+        format!("{age:>5}  {queue:<11}  {run:<36}  {:<32}  {:<20}  {text}", self.unit, self.code)
+    }
+}
+
+impl Filter {
+    fn queues(&self) -> Vec<Queue> {
+        self.queue.map_or_else(|| Queue::ALL.to_vec(), |queue| vec![queue])
+    }
+
+    /// Letters of failures since the command began are for the next one: what it reopened may have failed again.
+    fn takes(&self, letter: &Letter, began: DateTime<Utc>) -> bool {
+        let age = (began - letter.failed_at.unwrap_or(began)).to_std();
+        let Ok(age) = age else { return false };
+        self.unit.as_ref().is_none_or(|unit| letter.unit == *unit)
+            && self.error.as_ref().is_none_or(|code| letter.code == *code)
+            && self.older_than.is_none_or(|limit| age > limit)
+            && self.newer_than.is_none_or(|limit| age < limit)
+    }
+}
+
+/// What became of the letters.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Letters that matched.
+    pub(crate) matched: u64,
+    reopened: u64,
+    renewed: u64,
+    over: u64,
+    deleted: u64,
+    left: u64,
+}
+
+impl Outcome {
+    pub(crate) fn summary(&self, act: &Act, dry_run: bool) -> String {
+        match act {
+            Act::Show => format!("{} dead letters", self.matched),
+            _ if dry_run => format!("{} dead letters match; nothing was done", self.matched),
+            Act::Redrive { .. } => format!(
+                "{} runs reopened, {} unfinished ones sent again, {} letters of finished or reopened runs thrown away, {} left",
+                self.reopened, self.renewed, self.over, self.left
+            ),
+            Act::Purge { .. } => format!("{} dead letters deleted; their runs stay failed", self.deleted),
+        }
+    }
+}
+
+/// Goes through the dead-letter queues and does it; `say` gets a line at a time.
+pub(crate) async fn handle(
+    sqs: &Queues,
+    database: &Client,
+    filter: &Filter,
+    act: &Act,
+    dry_run: bool,
+    say: impl Fn(&str),
+) -> Result<Outcome, Error> {
+    let began = database.query_one("select clock_timestamp() as now", &[]).await.and_then(|row| row.try_get("now"));
+    let began = began.map_err(Error::postgres("dlq clock"))?;
+    let mut outcome = Outcome::default();
+    for queue in filter.queues() {
+        if outcome.matched < filter.limit {
+            let mut held = Vec::new();
+            let done = go_through(sqs, queue, database, filter, began, act, dry_run, &mut outcome, &mut held, &say).await;
+            release(sqs, queue, &held).await;
+            done?;
+        }
+    }
+    if let (Act::Purge { reason }, false) = (act, dry_run) {
+        let detail = json!({ "deleted": outcome.deleted, "unit": filter.unit, "error": filter.error }).to_string();
+        let target = filter.queue.map_or("all", Queue::as_str);
+        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&"purge", &target, reason, &detail];
+        database.execute(sql::ops::AUDIT.text, parameters).await.map_err(Error::postgres(sql::ops::AUDIT.name))?;
+    }
+    Ok(outcome)
+}
+
+#[allow(clippy::too_many_arguments, reason = "one caller; a struct would only repeat the names")]
+async fn go_through(
+    sqs: &Queues,
+    queue: Queue,
+    database: &Client,
+    filter: &Filter,
+    began: DateTime<Utc>,
+    act: &Act,
+    dry_run: bool,
+    outcome: &mut Outcome,
+    held: &mut Vec<String>,
+    say: &impl Fn(&str),
+) -> Result<(), Error> {
+    let mut seen = HashSet::new();
+    let mut shown = (Instant::now(), outcome.matched);
+    while outcome.matched < filter.limit {
+        let letters = sqs.receive_letters(queue, HIDE).await?;
+        let mut done = Vec::new();
+        let mut news = false;
+        for letter in letters.into_iter().map(Letter::read) {
+            let receipt = letter.raw.receipt.clone();
+            let new = seen.insert(letter.raw.message_id.clone());
+            news |= new;
+            if !new || outcome.matched >= filter.limit || !filter.takes(&letter, began) {
+                held.push(receipt);
+                continue;
+            }
+            outcome.matched += 1;
+            if dry_run || matches!(act, Act::Show) {
+                say(&letter.line(queue, began));
+                held.push(receipt);
+            } else if decide(database, &letter, act, outcome).await? {
+                done.push(receipt);
+            } else {
+                held.push(receipt);
+            }
+        }
+        delete(sqs, queue, &done).await?;
+        if shown.0.elapsed() > PROGRESS && outcome.matched > shown.1 && !matches!(act, Act::Show) {
+            shown = (Instant::now(), outcome.matched);
+            say(&format!("{queue}: {} so far", outcome.matched));
+        }
+        // Nothing, or only letters that came round again.
+        if !news || held.len() >= MOST_HELD {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Acts on one letter; whether it is to be deleted.
+async fn decide(database: &Client, letter: &Letter, act: &Act, outcome: &mut Outcome) -> Result<bool, Error> {
+    let Act::Redrive { reason, per_second } = act else {
+        outcome.deleted += 1;
+        return Ok(true);
+    };
+    let Some((run_id, generation)) = letter.run else {
+        outcome.left += 1;
+        return Ok(false);
+    };
+    let began = Instant::now();
+    let redriven = database.query_one(sql::ops::REDRIVE.text, &[&run_id, &generation, reason]).await;
+    let word: String = redriven.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(sql::ops::REDRIVE.name))?;
+    let (count, delete) = match word.as_str() {
+        "reopened" => (&mut outcome.reopened, true),
+        "renewed" => (&mut outcome.renewed, true),
+        "over" => (&mut outcome.over, true),
+        _ => (&mut outcome.left, false),
+    };
+    *count += 1;
+    tokio::time::sleep((Duration::from_secs(1) / *per_second).saturating_sub(began.elapsed())).await;
+    Ok(delete)
+}
+
+/// What cannot be deleted comes back and is found to be over.
+async fn delete(sqs: &Queues, queue: Queue, receipts: &[String]) -> Result<(), Error> {
+    for chunk in receipts.chunks(BATCH_ENTRIES) {
+        sqs.delete(Target::DeadLetters(queue), chunk).await?;
+    }
+    Ok(())
+}
+
+/// What stays can be received again at once; where that fails, after a while.
+async fn release(sqs: &Queues, queue: Queue, receipts: &[String]) {
+    for chunk in receipts.chunks(BATCH_ENTRIES) {
+        let hides: Vec<(String, Duration)> = chunk.iter().map(|receipt| (receipt.clone(), Duration::ZERO)).collect();
+        if let Err(error) = sqs.hide(Target::DeadLetters(queue), &hides).await {
+            tracing::warn!(%queue, %error, "dead letters stay hidden for up to 15 minutes");
+        }
+    }
+}
+
+/// Reads 90s, 15m, 2h, 3d.
+fn duration(text: &str) -> Result<Duration, String> {
+    let shape = "a number with s, m, h or d, such as 90s, 15m, 2h or 3d";
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or(shape)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(shape.to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| shape)?;
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(|| shape.to_owned())
+}
+
+/// 42s, 17m, 3h, 12d.
+fn short(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ ..120 => format!("{seconds}s"),
+        seconds @ ..7_200 => format!("{}m", seconds / 60),
+        seconds @ ..172_800 => format!("{}h", seconds / 3_600),
+        seconds => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_read_and_written_in_their_largest_unit() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("3d"), Ok(Duration::from_secs(259_200)));
+        for text in ["", "s", "3", "3w", "-1d", "1.5h", "99999999999999999d", "é"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        let written: Vec<String> = [42, 119, 120, 7_200, 172_800].map(|seconds| short(Duration::from_secs(seconds))).into();
+        assert_eq!(written, ["42s", "119s", "2m", "2h", "2d"]);
+    }
+}

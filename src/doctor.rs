@@ -1,0 +1,171 @@
+//! `workers doctor`: every boot check, and what of the work does not move; each with what to do. It changes nothing.
+
+use std::time::Duration;
+
+use chrono::Utc;
+use serde_json::Value;
+
+use crate::{
+    checks::{self, Finding},
+    config::Config,
+    database::{self, PoolPlan},
+    error::Error,
+    ledger, migrate,
+    queue::Queue,
+    sql,
+    sqs::{Queues, Target},
+    wake::Waker,
+};
+
+/// A row that is due for longer than this waits for a relay that is not there, or that SQS refuses.
+const PENDING_LONG: f64 = 60.0;
+/// A queue whose work waits for so long, and that nobody has served for half of it, has no worker.
+const UNSERVED: f64 = 120.0;
+/// Clocks that differ by more make AWS refuse signatures, from 15 minutes on.
+const SKEW: Duration = Duration::from_secs(60);
+/// Unfinished runs of a queue that are examined for lost messages.
+const EXAMINED: i64 = 10_000;
+
+/// Looks at everything; `say` gets a line for each thing. Whether all that is needed is there.
+pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str)) -> bool {
+    let mut well = true;
+    let mut told = |what: &str, found: Result<Vec<Finding>, Error>| {
+        let findings = found.unwrap_or_else(|error| vec![Finding::fatal(error.to_string(), "until then nothing more can be said of it")]);
+        if findings.is_empty() {
+            say(&format!("ok       {what}"));
+        }
+        for finding in findings {
+            well &= !finding.fatal;
+            say(&format!("{:<8} {what}: {}", if finding.fatal { "PROBLEM" } else { "warning" }, finding.what));
+            say(&format!("         {}", finding.mend));
+        }
+    };
+    let warnings = config.warnings.iter().map(|warning| Finding::warning(warning.clone(), "correct it or take it away")).collect();
+    told("environment", Ok(warnings));
+    told("database", database_is_well(config, plan).await);
+    told("queues", queues_are_well(config).await);
+    told("valkey", valkey_is_well(config).await);
+    match config.database.pool("doctor", 1, Duration::from_secs(60), &tokio::runtime::Handle::current()) {
+        Ok(pool) => match database::get(&pool).await {
+            Ok(mut connection) => {
+                told("outbox", outbox_is_well(&connection).await);
+                told("served", queues_are_served(&connection).await);
+                told("lost messages", nothing_is_lost(&mut connection, config).await);
+            }
+            Err(error) => told("work", Err(error)),
+        },
+        Err(error) => told("work", Err(error)),
+    }
+    well
+}
+
+async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding>, Error> {
+    let client = config.database.connect("doctor").await?;
+    migrate::check(&client).await?;
+    let mut findings = checks::of_database(&client, plan.total()).await?;
+    let asked = Utc::now();
+    let row = client.query_one("select clock_timestamp()", &[]).await.map_err(Error::postgres("doctor clock"))?;
+    let there: chrono::DateTime<Utc> = row.try_get(0).map_err(Error::postgres("doctor clock"))?;
+    let skew = (there - asked).abs();
+    if skew.to_std().is_ok_and(|skew| skew > SKEW) {
+        findings.push(Finding::warning(
+            format!("the clock of this machine and that of PostgreSQL are {} s apart", skew.num_seconds()),
+            "set them by NTP; all times of runs are PostgreSQL's, but AWS refuses what is signed 15 minutes off",
+        ));
+    }
+    Ok(findings)
+}
+
+async fn queues_are_well(config: &Config) -> Result<Vec<Finding>, Error> {
+    let sqs = Queues::connect(&config.sqs).await;
+    let states = checks::queue_states(&sqs, &config.used_queues()).await?;
+    let mut findings = checks::of_queues(&sqs, &states, &config.visibility);
+    for (target, state) in &states {
+        if let (Target::DeadLetters(queue), Some(state)) = (target, state)
+            && state.visible > 0
+        {
+            let hidden = if state.hidden > 0 { format!(" and {} in somebody's hands", state.hidden) } else { String::new() };
+            let what = format!("about {} dead letters of the queue {queue}{hidden}", state.visible);
+            let mend = format!("look with workers dlq show --queue {queue}, then workers dlq redrive or purge");
+            findings.push(Finding::warning(what, mend));
+        }
+    }
+    Ok(findings)
+}
+
+async fn valkey_is_well(config: &Config) -> Result<Vec<Finding>, Error> {
+    let Some(url) = &config.valkey else { return Ok(Vec::new()) };
+    if Waker::new(url)?.push().await {
+        return Ok(Vec::new());
+    }
+    let what = "it does not take a wake within half a second: rows wait for the sweep, 5 s unless set otherwise";
+    Ok(vec![Finding::warning(what, "check MONALISA_VALKEY_URL and the server; nothing is lost without it")])
+}
+
+/// Rows that wait for a relay, and rows that SQS refuses.
+async fn outbox_is_well(client: &tokio_postgres::Client) -> Result<Vec<Finding>, Error> {
+    let rows = client.query(sql::ops::OUTBOX_HEALTH.text, &[]).await;
+    let rows = rows.map_err(Error::postgres(sql::ops::OUTBOX_HEALTH.name))?;
+    let mut findings = Vec::new();
+    let read = |row: &tokio_postgres::Row| -> Result<_, tokio_postgres::Error> {
+        let (table, queue): (String, String) = (row.try_get("outbox")?, row.try_get("queue")?);
+        let (pending, oldest): (i64, Option<f64>) = (row.try_get("pending")?, row.try_get("oldest_s")?);
+        Ok((table, queue, pending, oldest, row.try_get::<_, Option<Value>>("refused")?))
+    };
+    for row in &rows {
+        let (table, queue, pending, oldest, refused) = read(row).map_err(Error::postgres(sql::ops::OUTBOX_HEALTH.name))?;
+        if let Some(oldest) = oldest.filter(|oldest| *oldest > PENDING_LONG) {
+            let count = if pending > 10_000 { "more than 10000".to_owned() } else { pending.to_string() };
+            findings.push(Finding::warning(
+                format!("{count} rows of work.{table} for the queue {queue} are due, the oldest for {oldest:.0} s"),
+                "run a relay (MONALISA_RELAY=true in one service), and look for its errors in the log",
+            ));
+        }
+        for row in refused.as_ref().and_then(Value::as_array).into_iter().flatten() {
+            findings.push(Finding::warning(
+                format!("row {} of work.{table} (run {}) was not taken by SQS {} times", row["id"], row["run_id"], row["attempts"]),
+                "the relay's log has the reason; a row written by hand that can never be sent: delete it",
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+async fn queues_are_served(client: &tokio_postgres::Client) -> Result<Vec<Finding>, Error> {
+    let rows = client.query(sql::ops::QUEUE_HEALTH.text, &[]).await;
+    let rows = rows.map_err(Error::postgres(sql::ops::QUEUE_HEALTH.name))?;
+    let read = |row: &tokio_postgres::Row| -> Result<_, tokio_postgres::Error> {
+        Ok((row.try_get::<_, String>("queue")?, row.try_get::<_, Option<f64>>("seen_s")?, row.try_get::<_, Option<f64>>("waiting_s")?))
+    };
+    let mut findings = Vec::new();
+    for row in &rows {
+        let (queue, seen, waiting) = read(row).map_err(Error::postgres(sql::ops::QUEUE_HEALTH.name))?;
+        if let Some(waiting) = waiting.filter(|waiting| *waiting > UNSERVED)
+            && seen.is_none_or(|seen| seen > UNSERVED / 2.0)
+        {
+            let seen = seen.map_or_else(|| "never".to_owned(), |seen| format!("{seen:.0} s ago"));
+            findings.push(Finding::warning(
+                format!("work of the queue {queue} waits for {waiting:.0} s, and a worker last came that far {seen}"),
+                format!("run workers with {queue} in QUEUES, or more of them"),
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+/// What repair would send anew.
+async fn nothing_is_lost(connection: &mut deadpool_postgres::Object, config: &Config) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    for queue in Queue::ALL {
+        let lost = ledger::count_stranded(connection, queue, config.repair_after.of(queue), EXAMINED).await?;
+        if lost > 0 {
+            findings.push(Finding::warning(
+                format!(
+                    "{lost} of the {EXAMINED} oldest unfinished runs of the queue {queue} have no message: their queue was served past them"
+                ),
+                "the service with MONALISA_RELAY=true sends them anew each minute; if they stay, see its log",
+            ));
+        }
+    }
+    Ok(findings)
+}

@@ -1,0 +1,129 @@
+//! Boot checks, and `workers doctor`, which makes them too and says what of the work does not move.
+
+use aws_sdk_sqs::types::QueueAttributeName;
+
+use crate::{
+    config::refused,
+    support::{RELAY, World, wait_for},
+};
+
+/// Runs the doctor; whether it found all that is needed, and what it said.
+fn doctor(world: &World) -> (bool, String) {
+    let done = world.command_with("workers", &["doctor"], &[RELAY]);
+    (done.status.success(), String::from_utf8(done.stdout).unwrap())
+}
+
+async fn set(world: &World, queue: &str, name: QueueAttributeName, value: &str) {
+    let url = world.sqs.queue_url(&format!("t-{queue}"));
+    world.queues().await.set_queue_attributes().queue_url(url).attributes(name, value).send().await.expect("set");
+}
+
+async fn arn(world: &World, queue: &str) -> String {
+    let url = world.sqs.queue_url(&format!("t-{queue}"));
+    let all =
+        world.queues().await.get_queue_attributes().queue_url(url).attribute_names(QueueAttributeName::QueueArn).send().await.unwrap();
+    all.attributes.unwrap()[&QueueAttributeName::QueueArn].clone()
+}
+
+#[tokio::test]
+async fn where_all_is_well_the_doctor_says_so() {
+    let world = World::new().await;
+    let _workers = world.workers().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    world.run_is(run, "succeeded").await;
+    let (well, said) = doctor(&world);
+    assert!(well, "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 7, "{said}");
+    assert!(lines.iter().all(|line| line.starts_with("ok ")), "{said}");
+}
+
+#[tokio::test]
+async fn queues_that_do_not_fit_are_all_told_at_once_with_the_mend() {
+    let world = World::new().await;
+    let policy = |arn: &str, receives: i32| format!(r#"{{"deadLetterTargetArn":"{arn}","maxReceiveCount":{receives}}}"#);
+    let letters = arn(&world, "default-dlq").await;
+    set(&world, "default", QueueAttributeName::RedrivePolicy, &policy(&letters, 3)).await;
+    set(&world, "bulk", QueueAttributeName::MaximumMessageSize, "1024").await;
+    set(&world, "critical", QueueAttributeName::RedrivePolicy, &policy(&letters, 7)).await;
+    set(&world, "critical", QueueAttributeName::VisibilityTimeout, "7").await;
+    set(&world, "maintenance-dlq", QueueAttributeName::MessageRetentionPeriod, "3600").await;
+    let url = world.sqs.queue_url("t-bulk-dlq");
+    world.queues().await.delete_queue().queue_url(url).send().await.unwrap();
+    let fatal = [
+        "t-default moves messages to the dead-letter queue after 3 receives",
+        "t-bulk takes messages of at most 1024",
+        "t-bulk-dlq does not exist",
+    ];
+    let text = refused(&world, &[]).await;
+    for what in fatal {
+        assert!(text.contains(what), "{what}: {text}");
+    }
+    let (well, said) = doctor(&world);
+    assert!(!well);
+    let warnings =
+        ["t-critical hides messages for 7 s", "default-dlq, which is not its dead-letter queue", "its dead-letter queue for 1 h"];
+    for what in fatal.iter().chain(&warnings) {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+    // The mend mends, all but what a queue's size is.
+    assert!(world.command("workers", &["queues", "create"]).status.success());
+    set(&world, "bulk", QueueAttributeName::MaximumMessageSize, "1048576").await;
+    assert!(doctor(&world).0, "{}", doctor(&world).1);
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_have_the_connections_is_refused_with_both_numbers() {
+    let world = World::new().await;
+    let role = format!("narrow_{}", uuid::Uuid::new_v4().simple());
+    world.db.batch_execute(&format!("create role {role} login connection limit 6; grant monalisa_worker to {role}")).await.unwrap();
+    let url = world.url(Some(&role));
+    let changes = [("DATABASE_URL", url.as_str()), ("QUEUES", "bulk"), ("MONALISA_CONCURRENCY", "t.platform=4")];
+    let text = refused(&world, &changes).await;
+    assert!(text.contains("may have 6 connections and this process opens up to 10"), "{text}");
+    assert!(text.contains(&format!("alter role {role} connection limit 10")), "{text}");
+    world.db.batch_execute(&format!("alter role {role} connection limit 10")).await.unwrap();
+    let worker = world.start(&changes).await;
+    drop(worker);
+    wait_for("its sessions to end", async || world.db.batch_execute(&format!("drop role {role}")).await.ok()).await;
+}
+
+#[tokio::test]
+async fn what_does_not_move_is_named() {
+    let world = World::new().await;
+    // Work that no relay carries, and a row that SQS refuses.
+    world
+        .db
+        .batch_execute(
+            "select work.dispatch('t.ok', '{}', 1) from generate_series(1, 3);
+             update work.outbox_messages set available_at = available_at - interval '10 minutes';
+             update work.task_runs set available_at = available_at - interval '10 minutes';
+             update work.outbox_messages set attempts = 12 where id = (select min(id) from work.outbox_messages)",
+        )
+        .await
+        .unwrap();
+    world.send("bulk-dlq", "hello").await;
+    let (well, said) = doctor(&world);
+    assert!(well, "nothing keeps a process from starting: {said}");
+    for what in [
+        "3 rows of work.outbox_messages for the queue default are due, the oldest for 6",
+        "was not taken by SQS 12 times",
+        "work of the queue default waits for 6",
+        "a worker last came that far never",
+        "about 1 dead letters of the queue bulk",
+    ] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+    // Sent, and lost by SQS: the queue was served past them.
+    world
+        .db
+        .batch_execute(
+            "update work.outbox_messages set sent_at = clock_timestamp() - interval '9 minutes', attempts = 0;
+             update work.queue_seen set seen_until = clock_timestamp()",
+        )
+        .await
+        .unwrap();
+    let (_, said) = doctor(&world);
+    assert!(said.contains("3 of the 10000 oldest unfinished runs of the queue default have no message"), "{said}");
+    assert_eq!(world.count("select count(*) from work.task_runs where repairs > 0").await, 0, "it changes nothing");
+}
