@@ -35,7 +35,7 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     for _ in 0..60 {
         world.dispatch("t.single", r#"{"s":300}"#).await;
     }
-    let postponed = "select count(*) from work.task_runs where status = 'queued' and available_at > created_at + interval '10 s'";
+    let postponed = "select count(*) from work.task_runs where status = 'queued' and available_at > created_at + interval '0.5 s'";
     wait_for("a full unit", async || (world.count(postponed).await > 0).then_some(())).await;
     let mut other = connect(&world.url(None)).await;
     let locked = other.transaction().await.unwrap();
