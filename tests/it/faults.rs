@@ -60,7 +60,7 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     tokio::time::sleep(Duration::from_millis(500)).await;
     first.kill();
     world.db.execute("delete from work.outbox_messages where run_id <> $1", &[&run]).await.unwrap();
-    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", "t.single=50")]).await;
+    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", &format!("{},t.single=50", few.1))]).await;
     world.run_is(run, "succeeded").await;
     assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
 }
