@@ -60,7 +60,7 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     tokio::time::sleep(Duration::from_millis(500)).await;
     first.kill();
     world.db.execute("delete from work.outbox_messages where run_id <> $1", &[&run]).await.unwrap();
-    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", "t.single=50")]).await;
+    let _second = world.start(&[SHORT, ("MONALISA_CONCURRENCY", &format!("{},t.single=50", few.1))]).await;
     world.run_is(run, "succeeded").await;
     assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
 }
@@ -477,16 +477,20 @@ async fn a_row_is_marked_once_and_a_claim_waits_for_no_other() {
 #[tokio::test]
 async fn a_heartbeat_that_arrives_late_overwrites_no_backoff() {
     let world = World::new().await;
-    // The heartbeat comes every two seconds; the first one hangs until after the failure.
-    world.sqs.fault(r#"{"op":"ChangeMessageVisibilityBatch","mode":"delay","delay_ms":2500,"times":1}"#).unwrap();
+    world.sqs.fault(r#"{"op":"ChangeMessageVisibilityBatch","mode":"delay","delay_ms":700,"times":1}"#).unwrap();
     let _worker = world.start(&[RELAY, ("MONALISA_VISIBILITY_SECONDS", "default=6")]).await;
-    let run = world.dispatch("t.sql", r#"{"q":"select pg_sleep(2.5); select 1/0"}"#).await;
+    world.db.batch_execute("select pg_advisory_lock(4711)").await.unwrap();
+    world.dispatch("t.sql", r#"{"q":"select pg_advisory_xact_lock(4711); select 1/0"}"#).await;
+    // The handler fails while a heartbeat is on its way; that arrives before its message would be back.
+    let beats = || world.sqs.calls()["counts"]["ChangeMessageVisibilityBatch"].as_u64().unwrap_or(0);
+    wait_for("a heartbeat to begin", async || (beats() > 0).then_some(())).await;
+    world.db.batch_execute("select pg_advisory_unlock(4711)").await.unwrap();
     wait_for("the second attempt", async || (world.count("select max(starts)::bigint from work.task_runs").await > 1).then_some(())).await;
     let wait: f64 = world
         .one(
             "select extract(epoch from r.started_at - e.at)::float8 from work.task_runs r join work.run_events e using (run_id)
-              where e.event = 'retrying' and r.run_id = $1 order by e.id limit 1",
-            &[&run],
+              where e.event = 'retrying' order by e.id limit 1",
+            &[],
         )
         .await
         .get(0);

@@ -30,12 +30,11 @@ async fn a_postgresql_that_hangs_past_the_lease_costs_nothing_while_sqs_hides_th
     let world = World::new().await;
     let proxy = world.pg_proxy().await;
     let _relay = world.start(RELAY_ALONE).await;
-    let visibility = ("MONALISA_VISIBILITY_SECONDS", "default=6");
-    let _first = world.start(&[DEFAULT, visibility, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
-    let run = world.dispatch("t.sql", r#"{"q":"select nextval('public.calls')","s":12}"#).await;
+    let _first = world.start(&[DEFAULT, SHORT, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
+    let run = world.dispatch("t.sql", r#"{"q":"select nextval('public.calls')","s":9}"#).await;
     world.count_is(CALLED, 1).await;
     proxy.freeze();
-    let _second = world.start(&[DEFAULT, visibility]).await;
+    let _second = world.start(&[DEFAULT, SHORT]).await;
     world.count_is(LAPSED, 1).await;
     // More than a visibility later nobody has taken it over.
     tokio::time::sleep(Duration::from_secs(2)).await;

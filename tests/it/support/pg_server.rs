@@ -24,7 +24,7 @@ impl PgServer {
         let port = server.port.to_string();
         let folder = server.folder.display().to_string();
         let own =
-            ["listen_addresses=127.0.0.1", &format!("port={port}"), &format!("unix_socket_directories={folder}"), "max_connections=200"]
+            ["listen_addresses=127.0.0.1", &format!("port={port}"), &format!("unix_socket_directories={folder}"), "max_connections=500"]
                 .map(str::to_owned);
         for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
             let (name, value) = setting.split_once('=').expect("name=value");

@@ -1,24 +1,23 @@
-//! A whole process: boot checks, the parts, and the order in which they stop.
+//! A whole process: its [`boot`] checks, its [`parts`], and the order in which they stop.
+
+mod boot;
+mod parts;
 
 use std::{
     any::TypeId,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
-use futures_util::FutureExt;
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    checks,
     config::Config,
-    database::{PoolPlan, Pools},
+    database::Pools,
     drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
-    migrate,
     relay::{Lane, Listener, Relay},
     run::State,
     sqs::Queues,
@@ -35,6 +34,10 @@ use crate::{
         slots::Slots,
     },
 };
+
+pub(crate) use boot::configure;
+use boot::{check_surroundings, worker_id};
+use parts::Parts;
 
 /// What of the stop budget is kept for giving back, settling and closing after the drain.
 const STOP_RESERVE: Duration = Duration::from_secs(5);
@@ -266,94 +269,6 @@ impl Process {
     }
 }
 
-/// Reads the environment and compares it with the units: all problems at once. Within a runtime, which the mailer needs.
-pub(crate) fn configure(units: &Units) -> Result<(Config, PoolPlan, Mailer), Error> {
-    let mut checked = None;
-    let config = Config::checked(std::env::vars(), |config| {
-        let mut problems = Vec::new();
-        let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
-        if !unknown.is_empty() {
-            problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
-        }
-        let slots = Slots::new(units, &config.concurrency, &config.queues).total();
-        let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
-        let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
-        checked = plan.zip(mailer);
-        problems
-    })?;
-    let (plan, mailer) = checked.ok_or_else(|| Error::Other("settings that were refused were used".to_owned()))?;
-    Ok((config, plan, mailer))
-}
-
-/// Checks database and queues; what the process cannot work with is one error, the rest are warnings.
-async fn check_surroundings(config: &Config, plan: PoolPlan, sqs: &Queues) -> Result<(), Error> {
-    let database = config.database.connect("boot").await?;
-    migrate::check(&database).await?;
-    let mut findings = checks::of_database(&database, plan.total()).await?;
-    let states = checks::queue_states(sqs, &config.used_queues()).await?;
-    findings.extend(checks::of_queues(sqs, &states, &config.visibility));
-    let (fatal, warnings): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.fatal);
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    if fatal.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Config(fatal.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
-}
-
-/// The parts of the process: their progress, which health reads, and whether one of them has died.
-struct Parts {
-    pulses: Vec<(String, Pulse)>,
-    died: CancellationToken,
-}
-
-impl Parts {
-    fn new(config: &Config) -> Parts {
-        let mut names = vec!["database".to_owned()];
-        for queue in &config.queues {
-            names.push(format!("poller:{queue}"));
-            names.push(format!("heartbeat:{queue}"));
-        }
-        if config.relay {
-            names.push("relay".to_owned());
-        }
-        Parts { pulses: names.into_iter().map(|name| (name, Pulse::default())).collect(), died: CancellationToken::new() }
-    }
-
-    /// A part that panics takes the process down, loudly: what it held lapses, and another process goes on.
-    fn loud<F: Future<Output = ()> + Send>(&self, name: &'static str, part: F) -> impl Future<Output = ()> + Send + use<F> {
-        let died = self.died.clone();
-        async move {
-            if AssertUnwindSafe(part).catch_unwind().await.is_err() {
-                tracing::error!(part = name, "a part of the process panicked: this is a bug of monalisa; the process exits");
-                died.cancel();
-            }
-        }
-    }
-
-    fn pulse(&self, name: &str) -> Pulse {
-        self.pulses.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
-    }
-
-    /// How old each pulse may be: a poll, a heartbeat or a sweep, and a good margin.
-    fn bounds(&self, config: &Config) -> Vec<(String, Pulse, Duration)> {
-        let margin = Duration::from_secs(30);
-        self.pulses
-            .iter()
-            .map(|(name, pulse)| {
-                let bound = match name.split_once(':') {
-                    Some(("poller", _)) => config.wait + margin,
-                    None if name == "database" => config.wait + margin,
-                    Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
-                    None => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
-                };
-                (name.clone(), pulse.clone(), bound)
-            })
-            .collect()
-    }
-}
-
 struct Signals {
     term: tokio::signal::unix::Signal,
     int: tokio::signal::unix::Signal,
@@ -371,12 +286,4 @@ impl Signals {
             _ = self.int.recv() => {}
         }
     }
-}
-
-/// Host and process, with some chance in it: process ids repeat in containers.
-fn worker_id() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let chance: u16 = rand::random();
-    format!("{}-{}-{chance:04x}", if host.is_empty() { "worker" } else { host }, std::process::id())
 }
