@@ -36,7 +36,7 @@ REPEAT ?= 1
 test-faults: setup ## Run the tests of faults, REPEAT times, and stop at the first failure
 	@$(WITH_STACK) for round in $$(seq $(REPEAT)); do \
 	  echo "round $$round of $(REPEAT)"; \
-	  cargo test --quiet --package monalisa --test it -- --test-threads 8 faults:: relay_rows:: relay_two:: clocks:: worker_ || exit 1; \
+	  cargo test --quiet --package monalisa --test it -- --test-threads 12 faults:: relay_rows:: relay_two:: clocks:: worker_ || exit 1; \
 	done
 
 test-ministack: setup ## Run the tests against a second SQS engine, ministack, which is installed from PyPI
