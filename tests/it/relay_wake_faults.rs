@@ -125,8 +125,9 @@ async fn a_valkey_that_is_down_for_a_while_is_listened_to_again() {
     let mut rows = Rows::new(&world, &url);
     rows.answered().await;
     let cost = relay.cost();
-    let (_, ()) = tokio::join!(redis.restart_after(Duration::from_secs(8)), async {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+    let (_, ()) = tokio::join!(redis.restart_after(Duration::from_secs(10)), async {
+        // The relay has looked once more after the first row, and rests until its sweep.
+        tokio::time::sleep(Duration::from_secs(7)).await;
         rows.dispatched().await;
     });
     cost.is_small();
