@@ -275,6 +275,7 @@ async fn obedient(_: Obedient, run: &TaskRun) -> Result<(), TaskError> {
     let calls: i64 = run.transaction().await?.query_one("select nextval('public.calls')", &[]).await?.try_get(0)?;
     if calls == 1 {
         let _told = Told;
+        tracing::info!("the handler waits to be told");
         run.cancelled().await;
     }
     Ok(())
