@@ -45,7 +45,7 @@ async fn a_slow_sqs_makes_no_long_transaction_and_slows_no_enqueue() {
 #[tokio::test]
 async fn rows_of_a_relay_that_was_killed_or_frozen_go_to_the_other() {
     let world = World::new().await;
-    world.sqs.fault(r#"{"op":"SendMessageBatch","mode":"delay","delay_ms":3000,"times":1}"#).unwrap();
+    world.sqs.fault(r#"{"op":"SendMessageBatch","mode":"delay","delay_ms":4900,"times":1}"#).unwrap();
     let first = world.start(RELAY_ALONE).await;
     world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 10)").await.unwrap();
     wait_for("the send", async || (world.messages_sent() == 10).then_some(())).await;
