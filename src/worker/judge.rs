@@ -173,8 +173,9 @@ impl Worker {
             None => Vec::new(),
         };
         for (offer, turn) in full {
-            // One that waits no more was started or finished meanwhile, or its lease lapsed. This message may be its only one.
-            let what = if postponed.contains(&offer.delivery.run_id) { Settle::Delete } else { Settle::Hide(turn) };
+            // One that waits no more was started or finished meanwhile, or its lease lapsed. This message may be its only one: it is judged
+            // again soon.
+            let what = if postponed.contains(&offer.delivery.run_id) { Settle::Delete } else { Settle::Hide(turn.min(jittered(NOT_NOW))) };
             self.settle(&offer.hold, what).await;
         }
     }
