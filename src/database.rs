@@ -1,11 +1,11 @@
-//! PostgreSQL: the address with its TLS mode, connections with the runtime's own settings, and the pools by purpose.
+//! PostgreSQL: the address with its TLS mode, and connections with the runtime's own settings.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use tokio::{runtime::Handle, task::JoinHandle};
-use tokio_postgres::{Client, NoTls, config::SslMode};
+use tokio_postgres::{CancelToken, Client, NoTls, config::SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How long a connection may take to be made, and how long a silent peer is waited for.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where PostgreSQL is and how to get there.
@@ -107,6 +107,17 @@ impl Database {
         Ok(client)
     }
 
+    /// Asks PostgreSQL to end what a session is doing. It may have ended already, or its server may be gone: nothing to cancel then.
+    pub(crate) async fn cancel(&self, session: &CancelToken) {
+        let cancelled = async {
+            match &self.tls {
+                None => session.cancel_query(NoTls).await,
+                Some(tls) => session.cancel_query(MakeRustlsConnect::new((**tls).clone())).await,
+            }
+        };
+        drop(tokio::time::timeout(CONNECT_TIMEOUT, cancelled).await);
+    }
+
     fn unreachable(&self, error: &tokio_postgres::Error) -> Error {
         Error::Pool(format!("{}: {}", self.label(), postgres_text(error)))
     }
@@ -137,7 +148,7 @@ impl Database {
 fn session_settings(idle_in_transaction: Duration) -> String {
     format!(
         "set session characteristics as transaction isolation level read committed; \
-         set statement_timeout = '60s'; set lock_timeout = '10s'; \
+         set statement_timeout = '60s'; set lock_timeout = '5s'; \
          set idle_in_transaction_session_timeout = '{}ms'; set timezone = 'UTC'; set client_min_messages = 'warning'",
         idle_in_transaction.as_millis()
     )
@@ -172,116 +183,9 @@ impl deadpool_postgres::Connect for Driver {
     }
 }
 
-/// The connections of the process, by purpose, so that no part waits on another's.
-#[derive(Clone)]
-pub struct Pools {
-    /// The relay: one, or one a queue where the pool has room.
-    pub relay: Pool,
-    /// Judging, starting and heartbeats.
-    pub control: Pool,
-    /// Effect transactions: one a slot.
-    pub effect: Pool,
-    /// Records of failures, progress, handlers' own transactions: one a slot.
-    pub record: Pool,
-    tls: Option<Arc<rustls::ClientConfig>>,
-    runtime: Handle,
-}
-
-/// How many connections each purpose gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolPlan {
-    /// For the relay.
-    pub relay: usize,
-    /// For judging, starting and heartbeats.
-    pub control: usize,
-    /// For effects, and as many again for records.
-    pub slots: usize,
-}
-
-impl PoolPlan {
-    /// Shares out the pool; the error shows the number configured and the number needed.
-    pub fn new(configured: Option<usize>, slots: usize) -> Result<PoolPlan, String> {
-        let needed = 2 * slots + 2;
-        let size = configured.unwrap_or(needed);
-        if size < needed {
-            return Err(format!(
-                "DATABASE_POOL_SIZE is {size}, but {needed} connections are needed: 2 for each of the {slots} slots (the concurrency of the \
-                 units on the consumed queues), 1 for the relay and 1 for control; raise it to {needed} or lower MONALISA_CONCURRENCY"
-            ));
-        }
-        let spare = size - needed;
-        let relay = if spare >= 3 { 4 } else { 1 };
-        Ok(PoolPlan { relay, control: 1 + (spare - (relay - 1)).min(2), slots })
-    }
-}
-
-impl PoolPlan {
-    /// All connections.
-    pub(crate) fn total(&self) -> usize {
-        self.relay + self.control + 2 * self.slots
-    }
-}
-
-impl Pools {
-    /// Makes the pools; opens no connection yet. `longest` is the longest timeout of a unit.
-    pub fn new(database: &Database, plan: PoolPlan, send_timeout: Duration, longest: Duration, runtime: &Handle) -> Result<Pools, Error> {
-        let margin = Duration::from_secs(30);
-        Ok(Pools {
-            relay: database.pool("relay", plan.relay, send_timeout + Duration::from_secs(5), runtime)?,
-            control: database.pool("control", plan.control, margin, runtime)?,
-            effect: database.pool("effect", plan.slots.max(1), longest + margin, runtime)?,
-            record: database.pool("record", plan.slots.max(1), longest + margin, runtime)?,
-            tls: database.tls.clone(),
-            runtime: runtime.clone(),
-        })
-    }
-
-    /// Does it where no handler that blocks its thread holds it up. If the caller is cancelled it goes on to its end, and what it made is
-    /// dropped there.
-    pub(crate) async fn aside<T: Send + 'static>(&self, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Result<T, Error> {
-        self.runtime.spawn(work).await.unwrap_or_else(|ended| Err(Error::Other(ended.to_string())))
-    }
-
-    /// Takes a connection out of its pool and closes it: its session may be in a transaction, or in the middle of a statement, which
-    /// is cancelled, so that its locks go with it.
-    pub(crate) fn discard(&self, connection: Object) {
-        let cancel = connection.cancel_token();
-        drop(Object::take(connection));
-        let tls = self.tls.clone();
-        self.runtime.spawn(async move {
-            let cancelled = async {
-                match tls {
-                    None => cancel.cancel_query(NoTls).await,
-                    Some(tls) => cancel.cancel_query(MakeRustlsConnect::new((*tls).clone())).await,
-                }
-            };
-            // The session may have ended already, or its server may be gone: nothing to cancel then.
-            drop(tokio::time::timeout(CONNECT_TIMEOUT, cancelled).await);
-        });
-    }
-}
-
-/// A connection of a pool, or why there is none.
-pub(crate) async fn get(pool: &Pool) -> Result<Object, Error> {
-    pool.get().await.map_err(|error| match error {
-        deadpool_postgres::PoolError::Backend(error) | deadpool_postgres::PoolError::PostCreateHook(HookError::Backend(error)) => {
-            Error::Pool(postgres_text(&error))
-        }
-        other => Error::Pool(other.to_string()),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_pool_is_shared_out_by_purpose() {
-        assert_eq!(PoolPlan::new(None, 4), Ok(PoolPlan { relay: 1, control: 1, slots: 4 }));
-        assert_eq!(PoolPlan::new(Some(13), 4), Ok(PoolPlan { relay: 4, control: 1, slots: 4 }));
-        let refused = PoolPlan::new(Some(9), 4).expect_err("one too few");
-        assert!(refused.contains("is 9") && refused.contains("10 connections"), "{refused}");
-    }
 
     #[test]
     fn every_sslmode_of_libpq_is_understood() {

@@ -8,9 +8,9 @@ use serde_json::Value;
 use crate::{
     checks::{self, Finding},
     config::Config,
-    database::{self, PoolPlan},
     error::Error,
     ledger, migrate,
+    pools::{self, PoolPlan},
     queue::Queue,
     sql,
     sqs::{Queues, Target},
@@ -46,7 +46,7 @@ pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str))
     told("queues", queues_are_well(config).await);
     told("valkey", valkey_is_well(config).await);
     match config.database.pool("doctor", 1, Duration::from_secs(60), &tokio::runtime::Handle::current()) {
-        Ok(pool) => match database::get(&pool).await {
+        Ok(pool) => match pools::get(&pool).await {
             Ok(mut connection) => {
                 told("outbox", outbox_is_well(&connection).await);
                 told("served", queues_are_served(&connection).await);

@@ -1,6 +1,6 @@
 //! Errors, named by what the caller does next.
 
-use std::{error::Error as StdError, fmt::Write as _};
+use std::{error::Error as StdError, fmt::Write as _, time::Duration};
 
 use tokio_postgres::error::SqlState;
 
@@ -18,6 +18,14 @@ pub enum Error {
         statement: &'static str,
         /// What the driver said.
         source: tokio_postgres::Error,
+    },
+    /// PostgreSQL did not answer in time; what became of the statement is unknown.
+    #[error("{statement}: no answer in {} s", .limit.as_secs())]
+    Unanswered {
+        /// Name of the statement.
+        statement: &'static str,
+        /// How long it was waited for.
+        limit: Duration,
     },
     /// No connection to PostgreSQL could be had in time.
     #[error("no connection to PostgreSQL: {0}")]
@@ -81,7 +89,7 @@ impl Error {
     pub fn session_is_gone(&self) -> bool {
         match self {
             Error::Postgres { source, .. } => session_is_gone(source),
-            Error::Pool(_) => true,
+            Error::Unanswered { .. } | Error::Pool(_) => true,
             _ => false,
         }
     }

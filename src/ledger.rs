@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use deadpool_postgres::{GenericClient, Object, Transaction};
-use futures_util::future::join;
+use futures_util::future::try_join;
 use tokio_postgres::{IsolationLevel, Row};
 use uuid::Uuid;
 
 use crate::{
-    database::Pools,
     error::Error,
+    pools,
     queue::Queue,
     sql::{self, Statement},
 };
@@ -110,11 +110,16 @@ async fn rows(
     statement: Statement,
     parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
 ) -> Result<Vec<Row>, Error> {
-    let read = async {
-        let prepared = client.prepare_cached(statement.text).await?;
-        client.query(&prepared, parameters).await
-    };
-    read.await.map_err(Error::postgres(statement.name))
+    pools::answered(statement.name, query(client, statement, parameters)).await
+}
+
+async fn query(
+    client: &impl GenericClient,
+    statement: Statement,
+    parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let prepared = client.prepare_cached(statement.text).await?;
+    client.query(&prepared, parameters).await
 }
 
 /// Judges messages, in their order.
@@ -222,6 +227,11 @@ pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec
 const BEGIN_EFFECT: &str = "begin isolation level read committed read write; close all; set session authorization default; reset all; \
                             unlisten *; discard temp; select pg_advisory_unlock_all()";
 
+/// How long a statement of an effect transaction, its commit included, may take: longer than its handler may.
+pub(crate) fn effect_limit(timeout: Duration) -> Duration {
+    timeout + Duration::from_secs(30)
+}
+
 /// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
 pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
     let settings = format!(
@@ -229,18 +239,18 @@ pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Durati
          set local timezone = 'UTC'; set local client_min_messages = 'warning'",
         idle.as_millis()
     );
-    connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}")).await.map_err(Error::postgres("effect begin"))?;
+    pools::answered("effect begin", connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}"))).await?;
     let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();
     rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &run.unit, /* token */ &run.token.to_string()]).await.map(drop)
 }
 
 /// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
 /// The handler may have changed its role; whoever it is now may not finish runs. Both statements go in one round trip.
-pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>) -> Result<(), Error> {
+/// Whoever holds the run row, such as an operator, is waited for within this limit.
+pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>, limit: Duration) -> Result<(), Error> {
     let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&run.run_id, &run.token, &outcome];
-    let (own_role, done) = join(connection.batch_execute("set local role none"), rows(connection, sql::runs::SUCCEED, parameters)).await;
-    own_role.map_err(Error::postgres(sql::runs::SUCCEED.name))?;
-    done.map(drop)
+    let both = try_join(connection.batch_execute("set local role none"), query(connection, sql::runs::SUCCEED, parameters));
+    pools::answered_within(limit, sql::runs::SUCCEED.name, both).await.map(drop)
 }
 
 /// Finishes a run whose handler used no effect transaction.
@@ -431,7 +441,7 @@ pub(crate) async fn count_stranded(connection: &mut Object, queue: Queue, bound:
     // What it locks is let go at once.
     let transaction = begin(connection).await?;
     let (lost, _) = stranded(&transaction, queue, bound, None, most).await?;
-    transaction.rollback().await.map_err(Error::postgres("doctor rollback"))?;
+    pools::answered("doctor rollback", transaction.rollback()).await?;
     Ok(lost.len())
 }
 
@@ -459,14 +469,16 @@ pub(crate) async fn progress(client: &impl GenericClient, run_id: Uuid, token: U
 }
 
 async fn begin(connection: &mut Object) -> Result<Transaction<'_>, Error> {
-    let transaction =
-        connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await.map_err(Error::postgres("begin"))?;
-    transaction.batch_execute(REISSUE_LOCK_TIMEOUT).await.map_err(Error::postgres("begin"))?;
-    Ok(transaction)
+    let begin = async {
+        let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+        transaction.batch_execute(REISSUE_LOCK_TIMEOUT).await?;
+        Ok(transaction)
+    };
+    pools::answered("begin", begin).await
 }
 
 async fn commit(transaction: Transaction<'_>, statement: &'static str) -> Result<(), Error> {
-    transaction.commit().await.map_err(Error::postgres(statement))
+    pools::answered(statement, transaction.commit()).await
 }
 
 async fn reissue(transaction: &Transaction<'_>, run_ids: &[Uuid]) -> Result<(), Error> {
@@ -478,13 +490,4 @@ async fn reissue(transaction: &Transaction<'_>, run_ids: &[Uuid]) -> Result<(), 
 
 fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {
     rows.iter().map(|row| row.try_get("run_id")).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
-}
-
-/// Ends an effect transaction without its effect. The connection returns to its pool only where the session is of further use, and
-/// the rollback was answered in time.
-pub(crate) async fn roll_back(pools: &Pools, connection: Object, gone: bool) {
-    let rollback = async { !gone && connection.batch_execute("rollback").await.is_ok() };
-    if tokio::time::timeout(Duration::from_secs(5), rollback).await != Ok(true) {
-        pools.discard(connection);
-    }
 }

@@ -75,6 +75,8 @@ mod migrate;
 #[cfg(feature = "workers")]
 pub mod outbox;
 #[cfg(feature = "workers")]
+mod pools;
+#[cfg(feature = "workers")]
 mod process;
 #[cfg(feature = "workers")]
 mod queue;

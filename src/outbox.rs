@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     error::Error,
+    pools,
     queue::Queue,
     sql::{self, Statement},
 };
@@ -95,18 +96,17 @@ pub async fn claim(client: &impl GenericClient, table: Table, queue: Queue, from
             })
             .collect::<Result<_, tokio_postgres::Error>>()
     };
-    read.await.map_err(Error::postgres(statement.name))
+    pools::answered(statement.name, read).await
 }
 
 /// Marks claimed rows as sent. Only in the claiming transaction.
 pub async fn mark_sent(client: &impl GenericClient, table: Table, ids: &[i64]) -> Result<(), Error> {
     let statement = table.pick(sql::outbox::MARK_SENT, sql::platform_outbox::MARK_SENT);
-    let failed = Error::postgres(statement.name);
     let write = async {
         let prepared = client.prepare_cached(statement.text).await?;
         client.execute(&prepared, &[/* ids */ &ids]).await
     };
-    expect_rows(statement, ids.len(), write.await.map_err(failed)?)
+    expect_rows(statement, ids.len(), pools::answered(statement.name, write).await?)
 }
 
 /// A claimed row that was not sent.
@@ -123,7 +123,6 @@ pub struct NotSent {
 /// Pauses claimed rows that were not sent and counts the failed sends. Only in the claiming transaction.
 pub async fn mark_failed(client: &impl GenericClient, table: Table, rows: &[NotSent]) -> Result<(), Error> {
     let statement = table.pick(sql::outbox::MARK_FAILED, sql::platform_outbox::MARK_FAILED);
-    let failed = Error::postgres(statement.name);
     let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
     let pauses: Vec<f64> = rows.iter().map(|row| row.pause.as_secs_f64()).collect();
     let tries: Vec<i32> = rows.iter().map(|row| i32::from(row.tried)).collect();
@@ -131,7 +130,7 @@ pub async fn mark_failed(client: &impl GenericClient, table: Table, rows: &[NotS
         let prepared = client.prepare_cached(statement.text).await?;
         client.execute(&prepared, &[/* ids */ &ids, /* pauses */ &pauses, /* tries */ &tries]).await
     };
-    expect_rows(statement, ids.len(), write.await.map_err(failed)?)
+    expect_rows(statement, ids.len(), pools::answered(statement.name, write).await?)
 }
 
 /// How a queue of one table stands.
@@ -154,7 +153,7 @@ pub async fn due(client: &impl GenericClient, table: Table, looks: &[(Queue, Fro
         let prepared = client.prepare_cached(statement.text).await?;
         client.query(&prepared, &[/* queues */ &names, /* cursors */ &cursors, /* lookback_s */ &lookbacks]).await
     };
-    let rows = read.await.map_err(Error::postgres(statement.name))?;
+    let rows = pools::answered(statement.name, read).await?;
     let read = |row: &tokio_postgres::Row| -> Result<Option<Due>, tokio_postgres::Error> {
         let queue = row.try_get::<_, &str>("queue")?.parse().ok();
         let (now, wait) = (row.try_get("due")?, row.try_get::<_, Option<f64>>("wait_s")?);
@@ -180,6 +179,7 @@ async fn purge_batch(client: &Object, statement: Statement, limit: i64) -> Resul
         let prepared = client.prepare_cached(statement.text).await?;
         client.execute(&prepared, &[/* limit */ &limit]).await
     };
+    // It belongs to a handler, which has its own limits.
     write.await.map_err(Error::postgres(statement.name))
 }
 

@@ -16,10 +16,11 @@ use tracing::Span;
 use uuid::Uuid;
 
 use crate::{
-    database::{self, Pools},
     error::Error,
     failure::TaskError,
     ledger::{self, Started},
+    pools::{Left, Pools, Session},
+    unit::Unit,
 };
 
 /// At most one progress report in this time reaches the database.
@@ -31,13 +32,13 @@ pub(crate) type State = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 /// One attempt of a run, as its handler sees it; never the envelope.
 pub struct TaskRun {
     started: Started,
-    name: &'static str,
-    timeout: Duration,
+    unit: &'static Unit,
     began: Instant,
     span: Span,
     cancelled: CancellationToken,
     state: Arc<State>,
     pools: Pools,
+    left: Left,
     effect: OnceCell<EffectTransaction>,
     record: Semaphore,
     reported: Mutex<Option<Instant>>,
@@ -46,22 +47,22 @@ pub struct TaskRun {
 impl TaskRun {
     pub(crate) fn new(
         started: Started,
-        name: &'static str,
-        timeout: Duration,
+        unit: &'static Unit,
         span: Span,
         cancelled: CancellationToken,
         state: Arc<State>,
         pools: Pools,
+        left: Left,
     ) -> TaskRun {
         TaskRun {
             started,
-            name,
-            timeout,
+            unit,
             began: Instant::now(),
             span,
             cancelled,
             state,
             pools,
+            left,
             effect: OnceCell::new(),
             record: Semaphore::new(1),
             reported: Mutex::new(None),
@@ -75,7 +76,7 @@ impl TaskRun {
 
     /// Name of the unit.
     pub fn name(&self) -> &'static str {
-        self.name
+        self.unit.name
     }
 
     /// Which of its five tries this is, from 1: failures + crashes + 1.
@@ -133,11 +134,12 @@ impl TaskRun {
     pub async fn transaction(&self) -> Result<&EffectTransaction, TaskError> {
         self.effect
             .get_or_try_init(|| {
-                let (pools, started, idle) = (self.pools.clone(), self.started.clone(), self.timeout + Duration::from_secs(30));
+                let (pools, left, started, limit) =
+                    (self.pools.clone(), self.left.clone(), self.started.clone(), ledger::effect_limit(self.unit.timeout()));
                 self.pools.aside(async move {
-                    let lent = Lent { connection: Some(database::get(&pools.effect).await?), pools };
-                    ledger::open_effect(lent.get(), &started, idle).await?;
-                    Ok(EffectTransaction(lent))
+                    let session = pools.effect().await?.lent(&left);
+                    ledger::open_effect(&session, &started, limit).await?;
+                    Ok(EffectTransaction(session))
                 })
             })
             .await
@@ -148,9 +150,9 @@ impl TaskRun {
     /// One at a time; it is closed when dropped.
     pub async fn connection(&self) -> Result<RunConnection<'_>, TaskError> {
         let permit = self.record.acquire().await.map_err(|_| TaskError::transient("the run has ended"))?;
-        let pools = self.pools.clone();
-        let lent = self.pools.aside(async move { Ok(Lent { connection: Some(database::get(&pools.record).await?), pools }) }).await;
-        Ok(RunConnection { lent: lent.map_err(|error| TaskError::interrupted(error.to_string()))?, _permit: permit })
+        let (pools, left) = (self.pools.clone(), self.left.clone());
+        let session = self.pools.aside(async move { Ok(pools.record().await?.lent(&left)) }).await;
+        Ok(RunConnection { session: session.map_err(|error| TaskError::interrupted(error.to_string()))?, _permit: permit })
     }
 
     /// Reports progress, 0 to 100. Visible at once, whatever the effect transaction does; at most once a second reaches the
@@ -164,10 +166,11 @@ impl TaskRun {
             *reported = Some(Instant::now());
         }
         let Ok(_permit) = self.record.try_acquire() else { return };
-        let (pool, run_id, token) = (self.pools.record.clone(), self.started.run_id, self.started.token);
+        let (pools, run_id, token) = (self.pools.clone(), self.started.run_id, self.started.token);
         let written = self.pools.aside(async move {
-            let connection = database::get(&pool).await?;
-            ledger::progress(&connection, run_id, token, i32::from(percent.min(100))).await
+            let session = pools.record().await?;
+            let written = ledger::progress(&*session, run_id, token, i32::from(percent.min(100))).await;
+            session.end(written)
         });
         if let Err(error) = written.await {
             tracing::debug!(%error, "progress was not written");
@@ -181,11 +184,11 @@ impl TaskRun {
 }
 
 /// The effect transaction of an attempt; use it as a [`tokio_postgres::Client`].
-pub struct EffectTransaction(Lent);
+pub struct EffectTransaction(Session);
 
 impl EffectTransaction {
-    pub(crate) fn into_connection(mut self) -> Object {
-        self.0.take()
+    pub(crate) fn into_session(self) -> Session {
+        self.0
     }
 }
 
@@ -193,13 +196,13 @@ impl Deref for EffectTransaction {
     type Target = tokio_postgres::Client;
 
     fn deref(&self) -> &tokio_postgres::Client {
-        self.0.get()
+        &self.0
     }
 }
 
 /// A connection lent to a handler for transactions of its own; use it as a [`deadpool_postgres::Client`]. Closed when dropped.
 pub struct RunConnection<'a> {
-    lent: Lent,
+    session: Session,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -207,41 +210,12 @@ impl Deref for RunConnection<'_> {
     type Target = Object;
 
     fn deref(&self) -> &Object {
-        self.lent.get()
+        &self.session
     }
 }
 
 impl DerefMut for RunConnection<'_> {
     fn deref_mut(&mut self) -> &mut Object {
-        self.lent.get_mut()
-    }
-}
-
-/// A connection in a handler's hands. Dropped there, its session may be in a transaction or in the middle of a statement: it is closed.
-struct Lent {
-    connection: Option<Object>,
-    pools: Pools,
-}
-
-#[allow(clippy::expect_used, reason = "only `take`, which consumes its owner, and `drop` leave it empty")]
-impl Lent {
-    fn get(&self) -> &Object {
-        self.connection.as_ref().expect("held until taken or dropped")
-    }
-
-    fn get_mut(&mut self) -> &mut Object {
-        self.connection.as_mut().expect("held until taken or dropped")
-    }
-
-    fn take(&mut self) -> Object {
-        self.connection.take().expect("held until taken or dropped")
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.pools.discard(connection);
-        }
+        &mut self.session
     }
 }

@@ -1,6 +1,6 @@
 //! Units: what a handler author declares next to an async function, found without a list kept by hand.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
@@ -208,6 +208,13 @@ pub fn encode<T: Serialize, E: Into<TaskError>>(result: Result<T, E>) -> Result<
 /// The units of this program, checked.
 #[derive(Debug, Clone, Default)]
 pub struct Units(BTreeMap<&'static str, &'static Unit>);
+
+impl Unit {
+    /// How long an attempt may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_seconds.into())
+    }
+}
 
 impl Units {
     /// Finds every unit linked into this program and checks them; the error lists all problems, each with its place.

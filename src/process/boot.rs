@@ -1,7 +1,7 @@
 //! What is checked before anything starts.
 
 use crate::{
-    checks, config::Config, database::PoolPlan, error::Error, migrate, sqs::Queues, unit::Units,
+    checks, config::Config, error::Error, migrate, pools::PoolPlan, sqs::Queues, unit::Units,
     units::identity_login_notification_email::Mailer, worker::slots::Slots,
 };
 

@@ -14,10 +14,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Config,
-    database::Pools,
     drive::{Pulse, Repeated, drive},
     error::Error,
     health::{self, Health, Phase},
+    pools::Pools,
     relay::{Lane, Listener, Relay},
     run::State,
     sqs::Queues,
@@ -198,7 +198,7 @@ impl Process {
     fn start_relay(&self, connections: usize) -> Result<(), Error> {
         let (config, worker, stop) = (&self.config, &self.worker, &self.stop_relay);
         for queues in Relay::lanes(connections) {
-            let relay = Relay::new(worker.pools.relay.clone(), worker.sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
+            let relay = Relay::new(worker.pools.clone(), worker.sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
             let lane = Lane { relay, woken: worker.wakes.local.subscribe() };
             let driven = drive(lane, stop.clone(), self.parts.pulse("relay"), LONGEST_PAUSE);
             self.background.spawn(self.parts.loud("relay", driven));

@@ -16,17 +16,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::Object;
 use futures_util::{StreamExt, stream};
 use tokio_postgres::IsolationLevel;
 
 use crate::{
     config::RelayConfig,
-    database,
     drive::{Next, Repeated, growing},
     envelope,
     error::Error,
     outbox::{self, From, NotSent, Row, Table},
+    pools::{self, Pools},
     queue::Queue,
     sqs::{Queues, Sent, Target},
 };
@@ -49,7 +49,7 @@ const REFUSALS_TOLD: Duration = Duration::from_secs(1);
 
 /// One loop of the relay, over all queues or over one.
 pub(crate) struct Relay {
-    pool: Pool,
+    pools: Pools,
     sqs: Queues,
     settings: RelayConfig,
     fair: bool,
@@ -60,8 +60,8 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(pool: Pool, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay { pool, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Repeated::new(REFUSALS_TOLD) }
+    pub(crate) fn new(pools: Pools, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
+        Relay { pools, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Repeated::new(REFUSALS_TOLD) }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -74,13 +74,9 @@ impl Relay {
         for health in self.targets.values_mut() {
             health.listen().await;
         }
-        let mut connection = database::get(&self.pool).await?;
-        let done = self.round(&mut connection).await;
-        if done.is_err() {
-            // It may be lost, or lead to a server that has become read-only for good: the next round has a new one.
-            drop(Object::take(connection));
-        }
-        done
+        let mut session = self.pools.relay().await?;
+        let done = self.round(&mut session).await;
+        session.end(done)
     }
 
     async fn round(&mut self, connection: &mut Object) -> Result<Next, Error> {
@@ -142,17 +138,13 @@ impl Relay {
         let limit = if self.health(Target::Main(queue)).is_doubtful() { 1 } else { self.settings.batch };
         let from = self.look(queue, table).from();
 
-        let transaction = connection
-            .build_transaction()
-            .isolation_level(IsolationLevel::ReadCommitted)
-            .start()
-            .await
-            .map_err(Error::postgres("relay begin"))?;
+        let begin = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+        let transaction = pools::answered("relay begin", begin.start()).await?;
         let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
         let cost = began.elapsed();
         self.look(queue, table).claimed();
         if rows.is_empty() {
-            transaction.rollback().await.map_err(Error::postgres("relay rollback"))?;
+            pools::answered("relay rollback", transaction.rollback()).await?;
             let look = self.look(queue, table);
             look.looked(&from, began, cost, None);
             look.missed();
@@ -165,7 +157,7 @@ impl Relay {
         if !outcome.not_sent.is_empty() {
             outbox::mark_failed(&transaction, table, &outcome.not_sent).await?;
         }
-        transaction.commit().await.map_err(Error::postgres("relay commit"))?;
+        pools::answered("relay commit", transaction.commit()).await?;
         if outcome.sent.len() + outcome.not_sent.len() == rows.len() {
             let full = rows.len() as i64 == limit;
             self.look(queue, table).looked(&from, began, cost, rows.last().filter(|_| full).map(|row| row.available_at.clone()));

@@ -6,17 +6,16 @@
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use deadpool_postgres::Object;
 use futures_util::FutureExt;
-use tokio::task::JoinError;
+use tokio::{task::JoinError, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
-    database,
     error::{self, Error},
     failure::{TaskError, storable},
     ledger::{self, Failure, Recorded, Started},
+    pools::{self, Left, Session},
     run::{EffectTransaction, TaskRun},
     sqs::MAX_HIDDEN,
     unit::Unit,
@@ -33,6 +32,8 @@ use super::{
 const LAST_RECEIVE: i32 = 5;
 /// Longest wait before the next attempt, whatever the handler asked for: what a calendar cannot hold could not be recorded.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
+/// How long a handler that is told to end may take to do so by itself.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Wait after the first interruption; doubled at each.
 const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -42,6 +43,8 @@ pub(crate) struct Attempt {
     pub(crate) hold: Hold,
     pub(crate) receives: i32,
     pub(crate) started: Started,
+    /// What the handler leaves of its sessions when it is dropped.
+    pub(crate) left: Left,
 }
 
 /// How a handler ended.
@@ -96,16 +99,16 @@ impl Attempt {
 
     /// The handler's end; with its permit where it has really ended, else the permit stays with it.
     async fn handle(&self, permit: Permit) -> (Ended, Option<Permit>) {
-        let timeout = Duration::from_secs(u64::from(self.unit.timeout_seconds));
+        let limit = self.unit.timeout();
         let cancelled = CancellationToken::new();
         let run = TaskRun::new(
             self.started.clone(),
-            self.unit.name,
-            timeout,
+            self.unit,
             tracing::Span::current(),
             cancelled.clone(),
             self.worker.state.clone(),
             self.worker.pools.clone(),
+            self.left.clone(),
         );
         let handler = self.unit.handler;
         let payload = self.started.payload.clone();
@@ -123,15 +126,18 @@ impl Attempt {
                 Ok((result, effect, permit)) => (Ended::Returned(result, effect), Some(permit)),
                 Err(error) => (Ended::Returned(Err(ended_badly(error)), None), None),
             },
-            () = tokio::time::sleep(timeout) => {
-                Ended::Returned(Err(TaskError::transient(format!("it took longer than {} s", timeout.as_secs())).with_code("TIMED_OUT")), None)
+            () = tokio::time::sleep(limit) => {
+                Ended::Returned(Err(TaskError::transient(format!("it took longer than {} s", limit.as_secs())).with_code("TIMED_OUT")), None)
             }
             lost = self.hold.lost() => Ended::LeaseLost(lost),
             () = self.worker.cut.cancelled() => Ended::Cut,
         };
-        // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its permit until then.
         cancelled.cancel();
-        task.abort();
+        if timeout(LAST_WORDS, &mut task).await.is_err() {
+            // Dropped at its next await, its effect with it; a handler that blocks its thread keeps its permit until then.
+            task.abort();
+            drop(timeout(LAST_WORDS, &mut task).await);
+        }
         (ended, None)
     }
 
@@ -139,7 +145,7 @@ impl Attempt {
     async fn succeed(&self, outcome: Option<String>, effect: Option<EffectTransaction>) -> Fate {
         let outcome = outcome.map(|text| text.replace("\\u0000", "\\ufffd"));
         let finished = match effect {
-            Some(effect) => self.commit(effect.into_connection(), outcome.as_deref()).await,
+            Some(effect) => self.commit(effect.into_session(), outcome.as_deref()).await,
             None => self.succeed_alone(outcome.as_deref()).await,
         };
         match finished {
@@ -148,7 +154,7 @@ impl Attempt {
                 Fate::Settle(Settle::Delete)
             }
             Err(error) if error.is_lease_lost() => {
-                tracing::warn!("the lease was lost before the run could be finished; nothing of the attempt was committed");
+                tracing::warn!("not finished by this attempt: its lease was lost, or it was finished already and the answer was lost");
                 Fate::Leave
             }
             Err(error) if error.session_is_gone() => self.interrupt(&error.to_string()).await,
@@ -162,36 +168,40 @@ impl Attempt {
     }
 
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
-    async fn commit(&self, connection: Object, outcome: Option<&str>) -> Result<(), Error> {
-        if let Err(error) = ledger::succeed(&connection, &self.started, outcome).await {
-            ledger::roll_back(&self.worker.pools, connection, error.session_is_gone()).await;
+    async fn commit(&self, session: Session, outcome: Option<&str>) -> Result<(), Error> {
+        let limit = ledger::effect_limit(self.unit.timeout());
+        if let Err(error) = ledger::succeed(&session, &self.started, outcome, limit).await {
+            if !error.session_is_gone() {
+                session.roll_back().await;
+            }
             return Err(error);
         }
-        match connection.batch_execute("commit").await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.worker.pools.discard(connection);
-                Err(Error::Postgres { statement: "effect commit", source: error })
-            }
-        }
+        // What is deferred to the commit is the handler's, and may take as long as its statements.
+        let committed = pools::answered_within(limit, "effect commit", session.batch_execute("commit")).await;
+        if committed.is_ok() { session.end(committed) } else { committed }
     }
 
+    /// Finishes without an effect. What the handler did elsewhere is done: the finish is tried until it is answered, rather than the run.
     async fn succeed_alone(&self, outcome: Option<&str>) -> Result<(), Error> {
-        let connection = database::get(&self.worker.pools.record).await?;
-        let finished = ledger::succeed_alone(&connection, &self.started, outcome).await;
-        if finished.as_ref().is_err_and(Error::session_is_gone) {
-            self.worker.pools.discard(connection);
-        }
-        finished
+        let finished = self.worker.until_answered("finishing a run", || async {
+            let session = self.worker.pools.record().await?;
+            let finished = ledger::succeed_alone(&*session, &self.started, outcome).await;
+            match session.end(finished) {
+                Err(error) if error.session_is_gone() || error.is_locked() => Err(error),
+                decided => Ok(decided),
+            }
+        });
+        finished.await.unwrap_or_else(|| Err(Error::Other("the process stops".to_owned())))
     }
 
     /// Rolls the effect back and records the failure on another session: the record never depends on the one that failed.
     async fn fail(&self, error: TaskError, effect: Option<EffectTransaction>) -> Fate {
         let mut gone = error.session_gone();
         if let Some(effect) = effect {
-            gone |= effect.is_closed();
-            ledger::roll_back(&self.worker.pools, effect.into_connection(), gone).await;
+            gone |= !effect.into_session().roll_back().await;
         }
+        // Whatever the handler made of it, its time-out included: on a session that answers nothing it could not do its work.
+        gone |= !self.left.answered().await;
         if gone && !error.is_permanent() { self.interrupt(&error.text()).await } else { self.record(error).await }
     }
 
@@ -209,8 +219,9 @@ impl Attempt {
         let recorded = self
             .worker
             .until_answered("recording a failure", || async {
-                let mut connection = database::get(&self.worker.pools.record).await?;
-                ledger::fail(&mut connection, self.started.run_id, self.started.token, &failure).await
+                let mut session = self.worker.pools.record().await?;
+                let recorded = ledger::fail(&mut session, self.started.run_id, self.started.token, &failure).await;
+                session.end(recorded)
             })
             .await;
         let (code, text) = (&failure.code, &failure.text);
@@ -241,8 +252,9 @@ impl Attempt {
         let given = self
             .worker
             .until_answered("giving back an interrupted run", || async {
-                let mut connection = database::get(&self.worker.pools.record).await?;
-                ledger::give_back(&mut connection, &runs, &reason, INTERRUPTED_PAUSE, true).await
+                let mut session = self.worker.pools.record().await?;
+                let given = ledger::give_back(&mut session, &runs, &reason, INTERRUPTED_PAUSE, true).await;
+                session.end(given)
             })
             .await;
         match given {
@@ -265,15 +277,16 @@ impl Attempt {
         let given = self
             .worker
             .until_answered("giving a run back", || async {
-                let mut connection = database::get(&self.worker.pools.record).await?;
-                match ledger::give_back(&mut connection, &runs, reason, Duration::ZERO, false).await {
+                let mut session = self.worker.pools.record().await?;
+                let given = match ledger::give_back(&mut session, &runs, reason, Duration::ZERO, false).await {
                     // A relay holds the outbox row: the run is queued all the same, and this message brings it back at once.
                     Err(error) if error.is_locked() => {
-                        let given = ledger::give_back_by_visibility(&connection, &runs, reason).await?;
-                        Ok((given, Settle::Hide(Duration::ZERO)))
+                        let given = ledger::give_back_by_visibility(&*session, &runs, reason).await;
+                        given.map(|given| (given, Settle::Hide(Duration::ZERO)))
                     }
-                    given => Ok((given?, Settle::Delete)),
-                }
+                    given => given.map(|given| (given, Settle::Delete)),
+                };
+                session.end(given)
             })
             .await;
         match given {

@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    database,
     drive::{Next, Part},
     error::Error,
     ledger::{self, Beaten, Lease},
@@ -240,14 +239,13 @@ impl Worker {
 
     /// Extends leases within this time: a PostgreSQL that hangs must not put off the next heartbeat of the messages.
     async fn extend(&self, leases: &[Lease], limit: Duration) -> Result<Vec<Beaten>, Error> {
-        let late = |_| Error::Pool("a heartbeat was not answered in time".to_owned());
-        let until = tokio::time::Instant::now() + limit;
-        let connection = tokio::time::timeout_at(until, database::get(&self.pools.control)).await.map_err(late)??;
-        let answer = tokio::time::timeout_at(until, ledger::extend(&connection, leases)).await;
-        answer.unwrap_or_else(|elapsed| {
-            self.pools.discard(connection);
-            Err(late(elapsed))
-        })
+        let extended = async {
+            let session = self.pools.control().await?;
+            let beaten = ledger::extend(&*session, leases).await;
+            session.end(beaten)
+        };
+        let late = Error::Pool("a heartbeat was not answered in time".to_owned());
+        tokio::time::timeout(limit, extended).await.unwrap_or(Err(late))
     }
 
     /// A lease lasts until then; or it is no longer ours: its handler is cancelled, and neither ledger nor message is touched.

@@ -9,7 +9,6 @@ use futures_util::{
 use uuid::Uuid;
 
 use crate::{
-    database,
     error::Error,
     ledger::{self, Deferred, Delivery, Verdict},
     sqs::MAX_HIDDEN,
@@ -33,8 +32,9 @@ impl Worker {
         let deliveries: Vec<Delivery> = offers.iter().map(|offer| offer.delivery).collect();
         let verdicts = self
             .until_answered("judging messages", || async {
-                let connection = database::get(&self.pools.control).await?;
-                ledger::judge(&connection, &deliveries, self.slots.known()).await
+                let session = self.pools.control().await?;
+                let verdicts = ledger::judge(&*session, &deliveries, self.slots.known()).await;
+                session.end(verdicts)
             })
             .await;
         let Some(verdicts) = verdicts else {
@@ -94,8 +94,9 @@ impl Worker {
                 Verdict::Ready(_) | Verdict::Suspect(_) => Ok(Settle::Hide(jittered(Duration::from_secs(1)))),
                 Verdict::NoRun => Ok(Settle::Hide(NOT_NOW)),
                 Verdict::Redriven => {
-                    let mut connection = database::get(&self.pools.control).await?;
-                    if ledger::reopen(&mut connection, delivery.run_id, delivery.mark, &self.id).await? {
+                    let mut session = self.pools.control().await?;
+                    let reopened = ledger::reopen(&mut session, delivery.run_id, delivery.mark, &self.id).await;
+                    if session.end(reopened)? {
                         tracing::info!(run_id = %delivery.run_id, "a dead letter came back: the run is reopened");
                     }
                     self.wakes.wake().await;
@@ -108,8 +109,9 @@ impl Worker {
                     if time > left { self.renew(delivery.run_id).await } else { Ok(Settle::Hide(time)) }
                 }
                 Verdict::Condemned => {
-                    let mut connection = database::get(&self.pools.control).await?;
-                    if !ledger::condemn(&mut connection, delivery.run_id).await? {
+                    let mut session = self.pools.control().await?;
+                    let condemned = ledger::condemn(&mut session, delivery.run_id).await;
+                    if !session.end(condemned)? {
                         return Ok(Settle::Hide(jittered(Duration::from_secs(1))));
                     }
                     tracing::error!(run_id = %delivery.run_id, code = "WORKER_LOST", "the run failed: its worker died too often");
@@ -117,8 +119,9 @@ impl Worker {
                     Ok(Settle::Delete)
                 }
                 Verdict::Unknown(unit) => {
-                    let mut connection = database::get(&self.pools.control).await?;
-                    match ledger::defer(&mut connection, delivery.run_id, &self.id).await? {
+                    let mut session = self.pools.control().await?;
+                    let deferred = ledger::defer(&mut session, delivery.run_id, &self.id).await;
+                    match session.end(deferred)? {
                         Deferred::Until(time) => {
                             tracing::warn!(run_id = %delivery.run_id, unit, code = "UNIT_NOT_REGISTERED", delay_s = time.as_secs(),
                                 "this process does not know the unit; deploy workers that do");
@@ -148,8 +151,9 @@ impl Worker {
 
     /// The run gets a new message through the outbox; this one may go.
     async fn renew(&self, run_id: Uuid) -> Result<Settle, Error> {
-        let mut connection = database::get(&self.pools.control).await?;
-        ledger::renew(&mut connection, &[run_id]).await?;
+        let mut session = self.pools.control().await?;
+        let renewed = ledger::renew(&mut session, &[run_id]).await;
+        session.end(renewed)?;
         self.wakes.wake().await;
         Ok(Settle::Delete)
     }
@@ -161,8 +165,9 @@ impl Worker {
         }
         let turns: Vec<(Uuid, Duration)> = full.iter().map(|(offer, turn)| (offer.delivery.run_id, *turn)).collect();
         let postponed = async {
-            let mut connection = database::get(&self.pools.control).await?;
-            ledger::postpone(&mut connection, &turns).await
+            let mut session = self.pools.control().await?;
+            let postponed = ledger::postpone(&mut session, &turns).await;
+            session.end(postponed)
         };
         let postponed = match self.unless_given_up(postponed).await {
             Some(Ok(postponed)) => postponed,

@@ -24,9 +24,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{Backoff, Visibility},
-    database::Pools,
     drive::{Pause, Pulse, Repeated},
     error::Error,
+    pools::Pools,
     queue::Queue,
     run::State,
     sqs::Queues,

@@ -12,7 +12,6 @@ use futures_util::future::{join, join_all};
 use tokio::sync::watch;
 
 use crate::{
-    database,
     drive::{Next, Part},
     envelope::Envelope,
     error::Error,
@@ -112,14 +111,11 @@ impl Worker {
 
     /// Writes down how far the queue was served, and reads the database clock before the next receive.
     async fn reach_database(&self, queue: Queue) -> Result<DateTime<Utc>, Error> {
-        let connection = database::get(&self.pools.control).await?;
-        let now = ledger::serve(&connection, queue, self.seen.until(queue)).await;
-        match now {
-            Ok(_) => self.database.beat(),
-            // It may lead to a server that has become read-only for good: the next receive has a new one.
-            Err(_) => self.pools.discard(connection),
-        }
-        now
+        let session = self.pools.control().await?;
+        let now = ledger::serve(&*session, queue, self.seen.until(queue)).await;
+        let now = session.end(now)?;
+        self.database.beat();
+        Ok(now)
     }
 
     /// A body that no run stands behind: kept in the dead-letter queue with the reason, then deleted. It waits in the background where

@@ -7,7 +7,6 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use crate::{
     config::RepairAfter,
-    database,
     drive::{Next, Part},
     error::Error,
     ledger::{self, Cursor},
@@ -39,9 +38,9 @@ impl Repairer {
     async fn repair(&mut self, queue: Queue) -> Result<(), Error> {
         for _ in 0..BATCHES {
             let cursor = self.cursors.remove(&queue);
-            let mut connection = database::get(&self.worker.pools.control).await?;
-            let repaired = ledger::repair(&mut connection, queue, self.after.of(queue), cursor.as_ref(), BATCH).await?;
-            drop(connection);
+            let mut session = self.worker.pools.control().await?;
+            let repaired = ledger::repair(&mut session, queue, self.after.of(queue), cursor.as_ref(), BATCH).await;
+            let repaired = session.end(repaired)?;
             if !repaired.runs.is_empty() {
                 let (count, failed, first) = (repaired.runs.len(), repaired.failed, repaired.runs[0]);
                 tracing::warn!(%queue, count, failed, first_run_id = %first, "repaired: the queue was served past runs that nothing brings; they are sent anew");

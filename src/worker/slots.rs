@@ -133,7 +133,7 @@ impl Slots {
 
     /// The longest timeout of a unit.
     pub(crate) fn longest_timeout(&self) -> Duration {
-        Duration::from_secs(self.units.values().map(|slot| u64::from(slot.unit.timeout_seconds)).max().unwrap_or(60))
+        self.units.values().map(|slot| slot.unit.timeout()).max().unwrap_or(Duration::from_secs(60))
     }
 
     /// A place to wait in, unless those who wait already fill half of the process's slots, or those of the same unit half of that.

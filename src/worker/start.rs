@@ -10,9 +10,9 @@ use futures_util::FutureExt;
 use uuid::Uuid;
 
 use crate::{
-    database,
     error::Error,
     ledger::{self, Start, Started},
+    pools::Left,
 };
 
 use super::{
@@ -60,8 +60,9 @@ impl Worker {
             })
             .collect();
         let answer = self.unless_given_up(async {
-            let connection = database::get(&self.pools.control).await?;
-            ledger::start(&connection, &starts, alone, &self.id).await
+            let session = self.pools.control().await?;
+            let started = ledger::start(&*session, &starts, alone, &self.id).await;
+            session.end(started)
         });
         let mut started: Vec<Started> = match answer.await.unwrap_or_else(|| Err(Error::Other("the process stops".to_owned()))) {
             Ok(started) => started,
@@ -95,8 +96,9 @@ impl Worker {
     async fn give_back_starts(&self, mut runs: Vec<(Uuid, Uuid)>) -> Vec<(Uuid, Uuid)> {
         let given = self
             .until_answered("giving back runs whose start was not answered", || async {
-                let mut connection = database::get(&self.pools.control).await?;
-                ledger::give_back(&mut connection, &runs, "the start was not answered", Duration::ZERO, false).await
+                let mut session = self.pools.control().await?;
+                let given = ledger::give_back(&mut session, &runs, "the start was not answered", Duration::ZERO, false).await;
+                session.end(given)
             })
             .await
             .unwrap_or_default();
@@ -127,7 +129,14 @@ impl Worker {
     fn attempt(self: &Arc<Self>, offer: Offer, permit: Permit, started: Started, until: Instant) {
         let Some(slot) = self.slots.get(&started.unit).cloned() else { return };
         self.holds.lease(&offer.hold, started.run_id, started.token, until);
-        let attempt = Attempt { worker: self.clone(), unit: slot.unit, hold: offer.hold, receives: offer.delivery.receives, started };
+        let attempt = Attempt {
+            worker: self.clone(),
+            unit: slot.unit,
+            hold: offer.hold,
+            receives: offer.delivery.receives,
+            started,
+            left: Left::default(),
+        };
         slot.begun();
         self.tasks.spawn(async move {
             let began = Instant::now();

@@ -50,7 +50,8 @@ async fn a_run_that_takes_long_holds_up_nothing_and_an_idle_queue_neither() {
     let began = Instant::now();
     many(&world, "t.ok", "{}", 50).await;
     world.count_is(&succeeded("t.ok"), 50).await;
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // A poll that waits for each batch of three, or for the long run, takes far longer.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
