@@ -127,12 +127,13 @@ pub(crate) trait Part: Send {
 }
 
 /// Runs a part's ticks until cancelled. An error is logged here, one line in ten seconds, and followed by a growing pause of at least
-/// half a second and at most `limit`.
+/// half a second, the try itself and its pause together at most `limit` or little more.
 pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: Pulse, limit: Duration) {
     let mut pause = Pause::new(limit);
     let mut trouble = Repeated::new(TROUBLE_TOLD);
     let mut told = false;
     while !stop.is_cancelled() {
+        let began = Instant::now();
         let idle = match part.tick().await {
             Ok(next) => {
                 pause.reset();
@@ -150,7 +151,9 @@ pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: P
                 }
             }
             Err(error) => {
-                let wait = pause.next();
+                // What it took to fail is part of the pause: a peer that hangs is not left alone for longer than one that refuses.
+                let pause = pause.next();
+                let wait = pause.saturating_sub(began.elapsed()).max(pause.min(growing(0)));
                 if let Some(failures) = trouble.tell(1) {
                     told = true;
                     let pause_ms = wait.as_millis() as u64;

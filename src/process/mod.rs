@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::SignalKind,
+    sync::{Semaphore, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -43,8 +47,10 @@ use parts::Parts;
 const STOP_RESERVE: Duration = Duration::from_secs(5);
 /// How long a stopping process tries to reach PostgreSQL after the drain; part of that reserve.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// Messages of runs that ended, of which SQS is not told yet, before slots wait for it.
+const MOST_UNSETTLED: usize = 1_000;
 /// Longest pause of a part after errors.
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
@@ -146,6 +152,7 @@ impl Process {
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
+            unsettled: Semaphore::new(MOST_UNSETTLED),
             tasks: TaskTracker::new(),
             stops_at: OnceLock::new(),
             stop: CancellationToken::new(),
