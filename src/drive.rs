@@ -48,8 +48,8 @@ impl Pulse {
         self.lock().beats
     }
 
-    fn failed(&self, error: &Error) {
-        self.lock().error = Some(error.to_string());
+    fn failed(&self, error: &str) {
+        self.lock().error = Some(error.to_owned());
     }
 
     /// How long ago progress was made (`None`: never), and the error since.
@@ -120,6 +120,11 @@ pub(crate) trait Part: Send {
     /// One step, safe to repeat after an error; never dropped in the middle.
     fn tick(&mut self) -> impl Future<Output = Result<Next, Error>> + Send;
 
+    /// Why a tick that went well made no progress all the same.
+    fn trouble(&self) -> Option<&str> {
+        None
+    }
+
     /// Ends an idle pause early.
     fn woken(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
@@ -137,7 +142,10 @@ pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: P
         let idle = match part.tick().await {
             Ok(next) => {
                 pause.reset();
-                pulse.beat();
+                match part.trouble() {
+                    None => pulse.beat(),
+                    Some(trouble) => pulse.failed(trouble),
+                }
                 if std::mem::take(&mut told) {
                     tracing::info!(part = part.name(), "works again");
                 }
@@ -159,7 +167,7 @@ pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: P
                     let pause_ms = wait.as_millis() as u64;
                     tracing::error!(part = part.name(), %error, failures, pause_ms, "failed; trying again after a pause");
                 }
-                pulse.failed(&error);
+                pulse.failed(&error.to_string());
                 tokio::select! {
                     () = stop.cancelled() => {}
                     () = tokio::time::sleep(wait) => {}
