@@ -109,7 +109,8 @@ impl TaskRun {
         &self.span
     }
 
-    /// Resolves when the attempt should end: its lease is lost, its time is up, or the process stops. What it wrote is rolled back.
+    /// Resolves when the attempt should end: its lease is lost, its time is up, or the process stops. What it wrote is rolled back. A
+    /// handler that has not ended half a second later is dropped at its next await.
     pub async fn cancelled(&self) {
         self.cancelled.cancelled().await;
     }

@@ -209,6 +209,42 @@ async fn a_full_unit_holds_up_no_other_and_keeps_to_its_concurrency() {
 }
 
 #[tokio::test]
+async fn a_concurrency_above_the_ten_of_a_receive_is_reached_and_no_receive_is_refused() {
+    let world = World::new().await;
+    for _ in 0..32 {
+        world.dispatch("t.single", r#"{"s":3}"#).await;
+    }
+    let worker = world.start(&[RELAY, ("QUEUES", "default"), ("MONALISA_CONCURRENCY", "t.single=16")]).await;
+    world.count_is("select count(*) from work.task_runs where status = 'running'", 16).await;
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 32).await;
+    let overlapping = "select max(n) from (select count(*) as n from work.task_runs a join work.task_runs b
+                         on b.started_at <= a.started_at and a.started_at < b.finished_at group by a.run_id) t";
+    assert_eq!(world.count(overlapping).await, 16);
+    let took = "select extract(epoch from max(finished_at) - min(started_at))::float8 from work.task_runs";
+    let took: f64 = world.one(took, &[]).await.get(0);
+    assert!((6.0..20.0).contains(&took), "two rounds of 3 s took {took} s");
+    assert!(worker.lines().iter().all(|line| !line.contains("ReceiveMessage")), "{:#?}", worker.lines());
+}
+
+#[tokio::test]
+async fn times_are_those_of_the_moment_and_not_of_the_transaction() {
+    let mut world = World::new().await;
+    let _workers = world.workers().await;
+    let transaction = world.db.transaction().await.unwrap();
+    transaction.batch_execute("select pg_sleep(2)").await.unwrap();
+    let run: Uuid = transaction.query_one(r#"select work.dispatch('t.sleep', '{"s":1}', 1)"#, &[]).await.unwrap().get(0);
+    transaction.commit().await.unwrap();
+    world.run_is(run, "succeeded").await;
+    let times = "select extract(epoch from s.at - r.available_at)::float8, extract(epoch from e.at - s.at)::float8
+                   from work.task_runs r join work.run_events s on s.run_id = r.run_id and s.event = 'started'
+                   join work.run_events e on e.run_id = r.run_id and e.event = 'succeeded' where r.run_id = $1";
+    let row = world.one(times, &[&run]).await;
+    let (waited, took): (f64, f64) = (row.get(0), row.get(1));
+    assert!(waited < 1.9, "it waited {waited} s, the transaction's sleep included");
+    assert!((0.95..3.0).contains(&took), "a second's work took {took} s");
+}
+
+#[tokio::test]
 async fn a_run_that_kills_its_process_fails_at_the_fifth_crash_with_a_dead_letter() {
     let world = World::new().await;
     let _relay = world.start(&[RELAY, ("QUEUES", "bulk")]).await;

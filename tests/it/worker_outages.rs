@@ -117,6 +117,7 @@ async fn tables_that_are_altered_under_load_cost_no_attempt() {
     for alter in [
         "alter table work.outbox_messages add column x int",
         "alter table work.task_runs add column y int",
+        "alter table work.task_runs alter column unit type varchar(200)",
         "alter table work.task_runs alter column worker type varchar(2000)",
         "alter table work.task_runs alter column last_error type varchar(20000)",
         "alter table work.outbox_messages drop column x; alter table work.task_runs drop column y",

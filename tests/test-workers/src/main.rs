@@ -282,6 +282,7 @@ async fn obedient(_: Obedient, run: &TaskRun) -> Result<(), TaskError> {
         let _told = Told;
         tracing::info!("the handler waits to be told");
         run.cancelled().await;
+        tracing::info!("the handler hears it and tidies up");
     }
     Ok(())
 }
