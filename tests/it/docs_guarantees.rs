@@ -12,17 +12,18 @@ fn rows(page: &str) -> Vec<Vec<&str>> {
     rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// Functions that are tests.
+/// Functions that are tests: the suite's, and those of the process's parts.
 fn tests() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it")).unwrap() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for entry in ["tests/it", "src/process"].into_iter().flat_map(|folder| std::fs::read_dir(root.join(folder)).unwrap()) {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|ending| ending != "rs") {
             continue;
         }
         let text = std::fs::read_to_string(&path).unwrap();
         for rest in text.split("test]\n").skip(1) {
-            let line = rest.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
+            let line = rest.lines().map(str::trim_start).find(|line| !line.starts_with('#')).unwrap_or_default();
             let name = line.trim_start_matches("async ").strip_prefix("fn ").and_then(|rest| rest.split('(').next());
             found.extend(name.map(str::to_owned));
         }

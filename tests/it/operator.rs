@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::support::{World, connect, refusal, wait_for};
+use crate::support::{RELAY, SHORT, World, checks::UNFINISHED, connect, refusal, wait_for};
 
-const RELAY: (&str, &str) = ("MONALISA_RELAY", "true");
-/// Visibility in seconds, short enough for a test.
-const SHORT: (&str, &str) = ("MONALISA_VISIBILITY_SECONDS", "critical=3,default=3,bulk=3,maintenance=3");
 const PENDING: &str = "select (select count(*) from work.outbox_messages where sent_at is null)
                             + (select count(*) from work.platform_outbox_messages where sent_at is null)";
 
@@ -199,6 +196,36 @@ async fn a_finish_that_began_before_a_cancel_wins_and_one_that_comes_after_it_ra
     let (run, token) = held().await;
     assert_eq!(cancel(&operator, run).await.unwrap(), "cancelled");
     assert_eq!(refusal(finish(&worker, run, token).await).code().code(), "ML011");
+}
+
+#[tokio::test]
+async fn cancels_beside_starts_finishes_and_drains_end_each_run_once() {
+    let world = World::new().await;
+    let operator = operator(&world).await;
+    let mut first = world.start(&[RELAY, SHORT, ("MONALISA_STOP_TIMEOUT_MS", "7000")]).await;
+    let _second = world.start(&[RELAY, SHORT]).await;
+    world.load(200).await;
+    let some = "select run_id from work.task_runs where status in ('queued', 'running', 'retrying') order by random() limit 4";
+    let mut cancelled = 0;
+    for round in 0..20 {
+        if round == 8 {
+            first.signal("TERM");
+        }
+        for row in world.db.query(some, &[]).await.unwrap() {
+            cancelled += i64::from(cancel(&operator, row.get(0)).await.unwrap() == "cancelled");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(first.exit().await.success());
+    world.count_is(UNFINISHED, 0).await;
+    assert_eq!(world.count("select count(*) from work.task_runs where status = 'cancelled'").await, cancelled);
+    assert!((1..200).contains(&cancelled), "{cancelled}");
+    let wrong = "select count(*) from work.task_runs r where (r.status = 'succeeded')::int <> (select count(*) from public.effects e where e.run_id = r.run_id)
+                   or (select count(*) from work.run_events e where e.run_id = r.run_id and e.event in ('succeeded', 'cancelled')) <> 1
+                   or r.failures + r.crashes > 0";
+    assert_eq!(world.count(wrong).await, 0);
+    world.messages_are("default", 0).await;
+    world.nothing_is_open().await;
 }
 
 #[tokio::test]
