@@ -49,6 +49,18 @@ impl Worker {
         if ready.is_empty() {
             return;
         }
+        // Until there is a connection nothing is asked, and there is nothing to give back.
+        let session = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => None,
+            session = self.until_answered("taking a connection for a start", || self.pools.control()) => session,
+        };
+        let Some(session) = session else {
+            for (offer, _) in &ready {
+                self.settle(&offer.hold, Settle::Hide(Duration::ZERO)).await;
+            }
+            return;
+        };
         let alone = ready.iter().all(|(_, permit)| permit.is_alone());
         let asked = Instant::now();
         let starts: Vec<Start> = ready
@@ -60,7 +72,6 @@ impl Worker {
             })
             .collect();
         let answer = self.unless_given_up(async {
-            let session = self.pools.control().await?;
             let started = ledger::start(&*session, &starts, alone, &self.id).await;
             session.end(started)
         });

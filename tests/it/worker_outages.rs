@@ -125,6 +125,7 @@ async fn tables_that_are_altered_under_load_cost_no_attempt() {
         under_way(&world).await;
         wait_for("the table to be altered", async || world.db.batch_execute(&format!("set lock_timeout = '1s'; {alter}")).await.ok()).await;
     }
+    world.count_is(UNFINISHED, 0).await;
     nothing_was_charged(&world).await;
 }
 
@@ -250,7 +251,7 @@ async fn weathers(rule: &str) {
     // What is under way is finished first; that is work and no cost of the fault.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let cost = worker.cost();
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
     cost.is_small();
     world.sqs.clear_faults();
     nothing_was_charged(&world).await;
