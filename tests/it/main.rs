@@ -32,6 +32,7 @@ mod sql_functions;
 mod sql_plans;
 mod stress;
 mod support;
+mod tls;
 mod transitions;
 mod wake;
 mod worker;
