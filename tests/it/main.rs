@@ -27,6 +27,7 @@ mod relay_two;
 mod relay_wake_faults;
 mod repair;
 mod schema;
+mod secrets;
 mod sql_files;
 mod sql_functions;
 mod sql_plans;
