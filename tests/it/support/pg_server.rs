@@ -85,12 +85,12 @@ impl PgServer {
         self.run("pg_ctl", &["-m", "immediate", "-t", "20", "stop"]);
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     fn run(&self, program: &str, arguments: &[&str]) {
