@@ -9,7 +9,8 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing::{Metadata, level_filters::LevelFilter};
+use tracing_subscriber::{EnvFilter, filter::filter_fn, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     catalogue::Catalogue,
@@ -179,6 +180,15 @@ fn main(workers: Workers) -> ExitCode {
 /// Other crates say only what matters.
 const DEFAULT_FILTER: &str = "info,deadpool=error,refinery_core=warn,refinery_core::traits::missing=off,tokio_postgres=warn";
 
+/// What these crates say beyond such a level is not printed, whatever RUST_LOG asks for: it holds parameters of statements, payloads
+/// among them, and the id of the AWS key.
+const CAPPED: [(&str, LevelFilter); 3] =
+    [("tokio_postgres", LevelFilter::WARN), ("aws_smithy_runtime", LevelFilter::INFO), ("aws_sigv4", LevelFilter::INFO)];
+
+fn is_printable(what: &Metadata<'_>) -> bool {
+    CAPPED.iter().all(|(target, most)| !what.target().starts_with(target) || what.level() <= most)
+}
+
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
@@ -190,7 +200,11 @@ fn start_logs() {
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal);
     // A second subscriber, in a program that has set its own, is no reason to stop.
-    let _ = if pretty { logs.compact().try_init() } else { logs.json().flatten_event(true).with_span_list(false).try_init() };
+    let _ = if pretty {
+        logs.compact().finish().with(filter_fn(is_printable)).try_init()
+    } else {
+        logs.json().flatten_event(true).with_span_list(false).finish().with(filter_fn(is_printable)).try_init()
+    };
 }
 
 /// Prints a line; who listened to it may be gone, which is no error.

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-use crate::{database::Database, error::Error, queue::Queue, secret::Secret};
+use crate::{database::Database, error::Error, queue::Queue, secret::Secret, wake};
 
 /// Everything a process is told from outside.
 #[derive(Debug, Clone)]
@@ -275,10 +275,7 @@ impl Reader {
     /// Where Valkey is, if anywhere.
     pub(crate) fn valkey(&mut self) -> Option<Secret> {
         let url = self.text("MONALISA_VALKEY_URL").map(Secret::new)?;
-        if !(url.expose().starts_with("redis://") || url.expose().starts_with("rediss://")) || redis::Client::open(url.expose()).is_err() {
-            self.problems.push("MONALISA_VALKEY_URL is not a redis:// or rediss:// URL".to_owned());
-            return None;
-        }
+        wake::client(&url).map_err(|problem| self.problems.push(format!("MONALISA_VALKEY_URL: {problem}"))).ok()?;
         Some(url)
     }
 

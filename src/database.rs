@@ -9,8 +9,9 @@ use tokio_postgres::{CancelToken, Client, NoTls, config::SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
+    address,
     error::{Error, chain, postgres_text},
-    tls,
+    sslmode, tls,
 };
 
 /// How long a connection may take to be made, and how long a silent peer is waited for.
@@ -34,26 +35,13 @@ impl Database {
     /// Reads a `postgres://` URL. `sslmode` is one of the five forms of libpq, `sslrootcert` a file with the authorities to trust.
     /// The error never quotes the URL.
     pub fn parse(text: &str) -> Result<Database, String> {
-        let shape = "it has the form postgres://user:password@host:5432/database?sslmode=verify-full; percent-encode special characters in the password";
-        let mut url = url::Url::parse(text).map_err(|problem| format!("not a URL ({problem}); {shape}"))?;
-        if !matches!(url.scheme(), "postgres" | "postgresql") {
-            return Err(format!("not a postgres:// URL; {shape}"));
-        }
-        let mut mode = "prefer".to_owned();
-        let mut roots = None;
-        let mut rest = Vec::new();
-        for (name, value) in url.query_pairs() {
-            match &*name {
-                "sslmode" => mode = value.into_owned(),
-                "sslrootcert" => roots = Some(value.into_owned()),
-                _ => rest.push((name.into_owned(), value.into_owned())),
-            }
-        }
-        url.set_query(None);
-        if !rest.is_empty() {
-            url.query_pairs_mut().extend_pairs(rest);
-        }
-        let mut config = tokio_postgres::Config::from_str(url.as_str()).map_err(|problem| format!("{}; {shape}", chain(&problem)))?;
+        let shape = |problem: String| {
+            format!("{problem}; it has the form postgres://user:password@host:5432/database?sslmode=verify-full; {}", address::ENCODE)
+        };
+        let mut url = address::parse(text, &["postgres", "postgresql"]).map_err(shape)?;
+        let mode = address::take(&mut url, "sslmode").unwrap_or_else(|| "prefer".to_owned());
+        let roots = address::take(&mut url, tls::AUTHORITIES);
+        let mut config = tokio_postgres::Config::from_str(url.as_str()).map_err(|problem| shape(chain(&problem)))?;
         config.ssl_mode(match mode.as_str() {
             "disable" => SslMode::Disable,
             "prefer" => SslMode::Prefer,
@@ -62,12 +50,12 @@ impl Database {
         });
         let verify = match (mode.as_str(), &roots) {
             ("disable", _) => None,
-            ("verify-full", _) => Some(tls::Verify::Full),
+            ("verify-full", _) => Some(sslmode::Verify::Full),
             // As in libpq: with an authority at hand, require checks the chain too.
-            ("verify-ca", _) | ("require", Some(_)) => Some(tls::Verify::Chain),
-            _ => Some(tls::Verify::Nothing),
+            ("verify-ca", _) | ("require", Some(_)) => Some(sslmode::Verify::Chain),
+            _ => Some(sslmode::Verify::Nothing),
         };
-        let tls = verify.map(|verify| tls::client(verify, roots.as_deref())).transpose()?.map(Arc::new);
+        let tls = verify.map(|verify| sslmode::client(verify, roots.as_deref())).transpose()?.map(Arc::new);
         config
             .connect_timeout(CONNECT_TIMEOUT)
             .keepalives_idle(Duration::from_secs(10))
@@ -102,7 +90,11 @@ impl Database {
         let mut config = self.config.clone();
         config.application_name(format!("monalisa {purpose}"));
         let driver = Driver { tls: self.tls.clone(), runtime: Handle::current() };
-        let (client, _) = driver.open(&config).await.map_err(|error| self.unreachable(&error))?;
+        // The driver's own limit ends with the connection of TCP.
+        let opened = tokio::time::timeout(CONNECT_TIMEOUT, driver.open(&config)).await;
+        let (client, _) = opened
+            .map_err(|_| self.unreachable(&format!("no answer in {} s", CONNECT_TIMEOUT.as_secs())))?
+            .map_err(|error| self.unreachable(&postgres_text(&error)))?;
         client.batch_execute(&session_settings(Duration::from_secs(60))).await.map_err(Error::postgres("session settings"))?;
         Ok(client)
     }
@@ -118,8 +110,8 @@ impl Database {
         drop(tokio::time::timeout(CONNECT_TIMEOUT, cancelled).await);
     }
 
-    fn unreachable(&self, error: &tokio_postgres::Error) -> Error {
-        Error::Pool(format!("{}: {}", self.label(), postgres_text(error)))
+    fn unreachable(&self, reason: &str) -> Error {
+        Error::Pool(format!("{}: {reason}", self.label()))
     }
 
     /// A pool for one purpose. Connections are driven on `runtime`, so that a handler that blocks its thread stops none.
@@ -200,5 +192,22 @@ mod tests {
     fn a_password_with_every_url_character_is_read() {
         let database = Database::parse("postgres://u:p%40s%3As%2Fw%3Fo%23r%25d@h/d").expect("usable");
         assert_eq!(database.config.get_password(), Some("p@s:s/w?o#r%d".as_bytes()));
+    }
+
+    #[test]
+    fn a_special_character_as_it_is_is_read_or_refused_without_the_password() {
+        for odd in (' '..='~').chain("żé漢😀".chars()) {
+            for password in [format!("Hunter{odd}zz"), format!("12{odd}Hunter"), format!("{odd}Hunter"), format!("Hunter@{odd}a=b")] {
+                match Database::parse(&format!("postgres://u:{password}@h/d?sslmode=require")) {
+                    Ok(database) => {
+                        assert_eq!(database.config.get_password(), Some(password.as_bytes()));
+                        assert_eq!((database.label().as_str(), database.config.get_ssl_mode()), ("database d on h as u", SslMode::Require));
+                    }
+                    Err(problem) => {
+                        assert!("/?#".contains(odd) && problem.contains("%2F") && !problem.contains("Hunter"), "{odd}: {problem}")
+                    }
+                }
+            }
+        }
     }
 }

@@ -4,6 +4,8 @@ use std::{error::Error as StdError, fmt::Write as _, time::Duration};
 
 use tokio_postgres::error::{DbError, SqlState};
 
+use crate::tls;
+
 /// SQLSTATEs that `work.succeed` raises; `docs/errors.md` lists them.
 const TRANSACTION_ENDED: &str = "ML010";
 const LEASE_LOST: &str = "ML011";
@@ -127,7 +129,16 @@ pub(crate) fn postgres_text(error: &tokio_postgres::Error) -> String {
             }
             text
         }
-        None => chain(error),
+        None => explained(error),
+    }
+}
+
+/// An error with its causes, in one line, and what to do where that is known.
+pub(crate) fn explained(error: &(dyn StdError + 'static)) -> String {
+    let text = chain(error);
+    match tls::advice(error) {
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
     }
 }
 

@@ -32,12 +32,14 @@
 //!
 //! The items at the top of this crate. The modules are public for tests and tools and may change with any version.
 
+mod address;
 mod catalogue;
 mod client;
 mod error;
 mod payload;
 mod secret;
 pub mod sql;
+mod tls;
 mod wake;
 
 pub use catalogue::{Catalogue, Subscription, TaskEntry};
@@ -89,7 +91,7 @@ pub mod schedule;
 #[cfg(feature = "workers")]
 mod sqs;
 #[cfg(feature = "workers")]
-mod tls;
+mod sslmode;
 #[cfg(feature = "workers")]
 mod unit;
 #[cfg(feature = "workers")]

@@ -1,110 +1,77 @@
-//! TLS for PostgreSQL, with the modes of libpq.
+//! TLS, as PostgreSQL and Valkey share it: which authorities are trusted, and what to do about a certificate that is refused.
 
-use std::sync::Arc;
+use std::{error::Error as StdError, io, sync::Arc};
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
+    CertificateError, RootCertStore,
     crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, pem::PemObject},
 };
 
-/// How much of the server's certificate is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verify {
-    /// Nothing: `prefer`, `require`.
-    Nothing,
-    /// That a trusted authority signed it: `verify-ca`.
-    Chain,
-    /// Also that it is for this host: `verify-full`.
-    Full,
-}
+/// The parameter of a URL that names a file of authorities; `system` stands for those of the system.
+pub(crate) const AUTHORITIES: &str = "sslrootcert";
 
-/// A client configuration; `roots` is a PEM file of authorities, else those of the system are trusted.
-pub(crate) fn client(verify: Verify, roots: Option<&str>) -> Result<ClientConfig, String> {
-    let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| format!("TLS: {error}"))?;
-    let chain = match verify {
-        Verify::Full => return Ok(builder.with_root_certificates(authorities(roots)?).with_no_client_auth()),
-        Verify::Nothing => None,
-        Verify::Chain => {
-            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(authorities(roots)?), provider.clone());
-            Some(verifier.build().map_err(|error| format!("sslrootcert: {error}"))?)
-        }
-    };
-    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(Lenient { provider, chain })).with_no_client_auth())
-}
-
-fn authorities(roots: Option<&str>) -> Result<RootCertStore, String> {
+/// The authorities of a PEM file, and the file as it is.
+pub(crate) fn authorities(path: &str) -> Result<(RootCertStore, Vec<u8>), String> {
+    let pem = std::fs::read(path).map_err(|error| format!("{AUTHORITIES} {path} cannot be read: {error}"))?;
     let mut store = RootCertStore::empty();
-    match roots {
-        None | Some("system") => {
-            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-        Some(path) => {
-            let certificates = CertificateDer::pem_file_iter(path).map_err(|error| format!("sslrootcert {path}: {error}"))?;
-            for certificate in certificates {
-                let certificate = certificate.map_err(|error| format!("sslrootcert {path}: {error}"))?;
-                store.add(certificate).map_err(|error| format!("sslrootcert {path}: {error}"))?;
-            }
-            if store.is_empty() {
-                return Err(format!("sslrootcert {path} holds no certificate"));
-            }
-        }
+    let added = CertificateDer::pem_slice_iter(&pem).all(|read| read.is_ok_and(|certificate| store.add(certificate).is_ok()));
+    if !added || store.is_empty() {
+        return Err(format!(
+            "{AUTHORITIES} {path} is not a file of certificates in PEM form: give the authorities that signed the server's"
+        ));
     }
-    Ok(store)
+    Ok((store, pem))
 }
 
-/// Checks less than `verify-full`: without a chain only the signatures of the handshake, with one whose certificate it is, and never
-/// the host's name.
-#[derive(Debug)]
-struct Lenient {
-    provider: Arc<CryptoProvider>,
-    chain: Option<Arc<WebPkiServerVerifier>>,
+/// Who takes the provider of the whole process gets ours, where the program has chosen none: else that would panic.
+pub(crate) fn choose_provider() {
+    if CryptoProvider::get_default().is_none() {
+        // Another thread may have chosen meanwhile, which is as good.
+        drop(ring::default_provider().install_default());
+    }
 }
 
-impl ServerCertVerifier for Lenient {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
-        match chain.verify_server_cert(certificate, intermediates, name, ocsp, now) {
-            Err(Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
-                Ok(ServerCertVerified::assertion())
-            }
-            other => other,
+/// What to do, where the server's certificate was refused or there is no TLS.
+pub(crate) fn advice(error: &(dyn StdError + 'static)) -> Option<&'static str> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = rustls_error(error) {
+            return of_rustls(error);
         }
+        if error.to_string() == "server does not support TLS" {
+            return Some("set ssl = on there, or sslmode=prefer or disable here");
+        }
+        cause = error.source();
     }
+    None
+}
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+/// The error itself, or the one that it carries.
+fn rustls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    if let Some(error) = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
+        return rustls_error(&**error);
     }
+    match error.downcast_ref::<io::Error>() {
+        Some(error) => error.get_ref()?.downcast_ref(),
+        None => error.downcast_ref(),
+    }
+}
 
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+fn of_rustls(error: &rustls::Error) -> Option<&'static str> {
+    let rustls::Error::InvalidCertificate(problem) = error else { return None };
+    Some(match problem {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "renew the certificate of the server",
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "compare the clocks, or wait",
+        CertificateError::UnknownIssuer => "none of the trusted authorities signed it: name the file of the one that did in sslrootcert",
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "connect by a name that the certificate is for, or make one for this name (in subjectAltName)"
+        }
+        CertificateError::Other(other) => match other.to_string().as_str() {
+            "CaUsedAsEndEntity" => "the server shows an authority itself: give it a certificate that this authority signed",
+            "UnsupportedCertVersion" => "the certificate is of X.509 version 1: make one of version 3, with subjectAltName",
+            _ => return None,
+        },
+        _ => return None,
+    })
 }

@@ -2,19 +2,22 @@
 
 use std::time::Duration;
 
-#[cfg(feature = "workers")]
-use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, aio::MultiplexedConnection};
 use tokio::sync::Mutex;
 
-use crate::{error::Error, secret::Secret};
+use crate::{
+    address,
+    error::{Error, explained},
+    secret::Secret,
+    tls,
+};
 
 /// The list that APIs push to after their commit.
 pub const WAKE_KEY: &str = "monalisa:outbox:wake";
 
 /// How many wakes the list keeps at most; one is enough.
 const LIST_LIMIT: isize = 15;
-const TIMEOUT: Duration = Duration::from_millis(500);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Pushes wakes. Never fails and never waits longer than half a second, whatever Valkey does.
 pub struct Waker {
@@ -25,22 +28,23 @@ pub struct Waker {
 impl Waker {
     /// Opens no connection yet. The error does not quote the URL.
     pub fn new(url: &Secret) -> Result<Waker, Error> {
-        let client = redis::Client::open(url.expose()).map_err(|_| Error::Valkey("the URL cannot be read".to_owned()))?;
-        Ok(Waker { client, connection: Mutex::new(None) })
+        Ok(Waker { client: client(url).map_err(Error::Valkey)?, connection: Mutex::new(None) })
     }
 
     /// Wakes the relay. The list stays short, however many push and nobody pops.
     pub async fn wake(&self) {
-        self.push().await;
+        if let Err(error) = self.push(TIMEOUT).await {
+            tracing::debug!(%error, "a wake was not pushed; the sweep finds the row");
+        }
     }
 
-    /// The same; whether Valkey took it.
-    pub(crate) async fn push(&self) -> bool {
-        let pushed = tokio::time::timeout(TIMEOUT, async {
+    /// The same within this time; or why Valkey did not take it.
+    pub(crate) async fn push(&self, limit: Duration) -> Result<(), Error> {
+        let pushed = tokio::time::timeout(limit, async {
             let mut slot = self.connection.lock().await;
             let mut connection = match slot.take() {
                 Some(connection) => connection,
-                None => self.client.get_multiplexed_async_connection().await?,
+                None => connect(&self.client, &AsyncConnectionConfig::new()).await?,
             };
             let mut push = redis::pipe();
             push.cmd("LPUSH").arg(WAKE_KEY).arg(1).ignore();
@@ -50,12 +54,34 @@ impl Waker {
             redis::RedisResult::Ok(())
         });
         match pushed.await {
-            Ok(Ok(())) => return true,
-            Ok(Err(error)) => tracing::debug!(error = error.category(), "a wake was not pushed; the sweep finds the row"),
-            Err(_) => tracing::debug!("a wake was not pushed in time; the sweep finds the row"),
+            Ok(pushed) => pushed.map_err(valkey),
+            Err(_) => Err(Error::Valkey(format!("no answer in {} s", limit.as_secs_f64()))),
         }
-        false
     }
+}
+
+/// A client of the Valkey at this URL, not connected yet; or why there cannot be one, without the URL.
+pub(crate) fn client(url: &Secret) -> Result<redis::Client, String> {
+    let shape = |problem: String| format!("{problem}; it has the form rediss://user:password@host:6379/0; {}", address::ENCODE);
+    let mut url = address::parse(url.expose(), &["redis", "rediss"]).map_err(shape)?;
+    let roots = address::take(&mut url, tls::AUTHORITIES);
+    let encrypted = url.scheme() == "rediss";
+    let client = match roots {
+        Some(_) if !encrypted => return Err(format!("{} goes together with rediss://", tls::AUTHORITIES)),
+        None => redis::Client::open(url),
+        Some(roots) if roots == "system" => redis::Client::open(url),
+        Some(roots) => {
+            let root_cert = Some(tls::authorities(&roots)?.1);
+            redis::Client::build_with_tls(url, redis::TlsCertificates { client_tls: None, root_cert })
+        }
+    };
+    // What the driver says of a URL may quote it.
+    client.map_err(|_| shape("not a URL of Valkey".to_owned()))
+}
+
+async fn connect(client: &redis::Client, config: &AsyncConnectionConfig) -> redis::RedisResult<MultiplexedConnection> {
+    tls::choose_provider();
+    client.get_multiplexed_async_connection_with_config(config).await
 }
 
 /// Waits for wakes, on a connection of its own.
@@ -79,8 +105,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[cfg(feature = "workers")]
 impl Sleeper {
     pub(crate) fn new(url: &Secret) -> Result<Sleeper, Error> {
-        let client = redis::Client::open(url.expose()).map_err(|_| Error::Valkey("the URL cannot be read".to_owned()))?;
-        Ok(Sleeper { client, connection: None, looks: None, deaf: false })
+        Ok(Sleeper { client: client(url).map_err(Error::Valkey)?, connection: None, looks: None, deaf: false })
     }
 
     /// Waits for a wake: true when one came, false when none came in five seconds. Further wakes in the list are thrown away. The first
@@ -131,7 +156,7 @@ impl Sleeper {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(Duration::from_secs(1)))
             .set_response_timeout(Some(Duration::from_secs_f64(POP_SECONDS + 2.0)));
-        self.client.get_multiplexed_async_connection_with_config(&config).await.map_err(valkey)
+        connect(&self.client, &config).await.map_err(valkey)
     }
 }
 
@@ -147,12 +172,12 @@ async fn replace_other_type(connection: &mut MultiplexedConnection) -> redis::Re
     }
 }
 
-#[cfg(feature = "workers")]
 fn valkey(error: redis::RedisError) -> Error {
     // The code that Valkey answered with; of several commands, of the first one that failed.
     let refused = error.clone().into_server_errors();
     Error::Valkey(match refused.as_ref().and_then(|refused| refused.first()) {
         Some((_, refused)) => format!("{} ({})", error.category(), refused.code()),
+        None if matches!(error.kind(), ErrorKind::Io | ErrorKind::Client) => format!("{}: {}", error.category(), explained(&error)),
         None => error.category().to_owned(),
     })
 }

@@ -12,7 +12,7 @@ use lettre::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{config::SmtpConfig, error::chain, failure::TaskError, payload::Event, run::TaskRun};
+use crate::{address, config::SmtpConfig, error::chain, failure::TaskError, payload::Event, run::TaskRun};
 
 /// Somebody signed in.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -58,8 +58,10 @@ impl Mailer {
             }
             return Ok(Mailer(None));
         };
-        let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(url.expose())
-            .map_err(|_| "MONALISA_SMTP_URL is not of the form smtp://user:password@host:587?tls=required".to_owned())?
+        let transport = address::parse(url.expose(), &["smtp", "smtps"])
+            .ok()
+            .and_then(|url| AsyncSmtpTransport::<Tokio1Executor>::from_url(url.as_str()).ok())
+            .ok_or_else(|| format!("MONALISA_SMTP_URL is not of the form smtp://user:password@host:587?tls=required; {}", address::ENCODE))?
             .timeout(Some(std::time::Duration::from_secs(20)))
             .build();
         let from = from.parse().map_err(|error: AddressError| format!("MONALISA_SMTP_FROM is not a mail address: {error}"))?;

@@ -98,6 +98,9 @@ async fn a_malformed_address_is_named_by_its_variable_and_not_quoted() {
     for (name, value) in [
         ("DATABASE_URL", "postgres://u:Hunter2%zz@127.0.0.1:port/d"),
         ("DATABASE_URL", "postgres://u:Hun/ter2:Hunter2@h/d?sslmode=always"),
+        ("DATABASE_URL", "postgres://u:12#Hunter2@h/d?sslmode=verify-full"),
+        ("DATABASE_URL", "postgres://u:12?Hunter2=a@h/d"),
+        ("DATABASE_URL", "postgres://u:a@b/Hunter2@h/d"),
         ("DATABASE_URL", "mysql://u:Hunter2@h/d"),
         ("DATABASE_URL", "postgres://u:Hunter2@h/d?unheard_of=1"),
         ("DATABASE_URL", "u:Hunter2@h"),
@@ -105,8 +108,12 @@ async fn a_malformed_address_is_named_by_its_variable_and_not_quoted() {
         ("MONALISA_VALKEY_URL", "redis://:Hunter2@127.0.0.1:port/"),
         ("MONALISA_VALKEY_URL", "http://:Hunter2@h"),
         ("MONALISA_VALKEY_URL", ":Hunter2@h"),
+        ("MONALISA_VALKEY_URL", "redis://u:12#Hunter2@h/"),
+        ("MONALISA_VALKEY_URL", "redis://u:12?Hunter2@h/"),
+        ("MONALISA_VALKEY_URL", "rediss://:Hunter2@h/#insecure"),
         ("MONALISA_SMTP_URL", "smtp://u:Hunter2@h:port"),
         ("MONALISA_SMTP_URL", "Hunter2"),
+        ("MONALISA_SMTP_URL", "smtp://u:12#Hunter2@h"),
     ] {
         let text = refused(&world, &[(name, value), ("MONALISA_SMTP_FROM", "a@b.test")]).await;
         assert!(text.contains(name), "{name}={value}: {text}");

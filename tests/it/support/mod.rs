@@ -1,5 +1,6 @@
 //! What a test gets: a database, an SQS engine and a Redis database of its own, and real processes.
 
+pub mod certificates;
 pub mod checks;
 pub mod pg_proxy;
 pub mod pg_server;
@@ -146,6 +147,11 @@ pub fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> DbError {
     }
 }
 
+/// Each byte as a URL may hold it anywhere.
+pub fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
 /// Waits for something to be there, asking often, with a limit.
 pub async fn wait_for<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -158,8 +164,8 @@ pub async fn wait_for<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) ->
     }
 }
 
-/// Where the SQS engines run: a test that waits for a process must not stop them.
-fn engine() -> &'static tokio::runtime::Runtime {
+/// Where the SQS engines and the like run: a test that waits for a process must not stop them.
+pub fn engine() -> &'static tokio::runtime::Runtime {
     static ENGINE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     ENGINE.get_or_init(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"))
 }

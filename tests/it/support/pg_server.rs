@@ -7,7 +7,7 @@ use std::{
 
 use uuid::Uuid;
 
-use super::redis_server::free_port;
+use super::{certificates::Certificate, connect, redis_server::free_port, wait_for};
 
 pub struct PgServer {
     port: u16,
@@ -18,6 +18,22 @@ pub struct PgServer {
 impl PgServer {
     /// Makes a cluster and starts it with these settings.
     pub fn start(settings: &[&str]) -> PgServer {
+        let server = PgServer::stopped(settings);
+        server.go();
+        server
+    }
+
+    /// The same with TLS: this certificate, and rules of access in place of those that let everybody in.
+    pub fn start_with_tls(certificate: &Certificate, access: &[&str], settings: &[&str]) -> PgServer {
+        let server = PgServer::stopped(&[&["ssl=on"], settings].concat());
+        server.put_certificate(certificate);
+        server.put("pg_hba.conf", &access.join("\n"));
+        server.go();
+        server
+    }
+
+    /// Makes a cluster with these settings.
+    fn stopped(settings: &[&str]) -> PgServer {
         let folder = PathBuf::from(format!("/tmp/monalisa-pg-{}", Uuid::new_v4().simple()));
         let server = PgServer { port: free_port(), programs: programs(), folder };
         server.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]);
@@ -30,8 +46,32 @@ impl PgServer {
             let (name, value) = setting.split_once('=').expect("name=value");
             server.shell(&format!("echo \"{name} = '{value}'\" >> {folder}/postgresql.conf"));
         }
-        server.go();
         server
+    }
+
+    fn put_certificate(&self, certificate: &Certificate) {
+        self.put("server.crt", &certificate.chain);
+        self.put("server.key", &certificate.key);
+    }
+
+    /// Shows another certificate from now on.
+    pub async fn change_certificate(&self, certificate: &Certificate) {
+        let loaded =
+            async || connect(&self.url()).await.query_one("select pg_conf_load_time()::text", &[]).await.unwrap().get::<_, String>(0);
+        let before = loaded().await;
+        self.put_certificate(certificate);
+        self.run("pg_ctl", &["reload"]);
+        wait_for("the server to load its certificate", async || (loaded().await != before).then_some(())).await;
+    }
+
+    /// Writes a file of its folder, which nobody else may read.
+    fn put(&self, name: &str, text: &str) {
+        self.shell(&format!("umask 077; cat > {}/{name} <<'END'\n{text}\nEND", self.folder.display()));
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("server.log")).expect("its log")
     }
 
     /// Starts it, also after a crash, and waits until it has recovered.
@@ -52,6 +92,10 @@ impl PgServer {
 
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     fn run(&self, program: &str, arguments: &[&str]) {
