@@ -146,8 +146,8 @@ create table work.task_runs (
 create unique index task_runs_origin_key on work.task_runs (schedule, scheduled_for) where schedule is not null;
 -- Overlap `skip`: one unfinished run a schedule, by an index, so that no race and no isolation level defeats it.
 create unique index task_runs_exclusive_key on work.task_runs (schedule) where exclusive and status in ('queued', 'running', 'retrying');
--- What is unfinished, oldest first: repair, views of operators.
-create index task_runs_unfinished_idx on work.task_runs (queue, available_at) where status in ('queued', 'running', 'retrying');
+-- What is unfinished, in the order of its due time: repair, views of operators. With run_id, since any number may be due at one time.
+create index task_runs_unfinished_idx on work.task_runs (queue, available_at, run_id) where status in ('queued', 'running', 'retrying');
 
 comment on table  work.task_runs is 'The ledger: one row a run, its state now. The trail of how it came there is work.run_events.';
 comment on column work.task_runs.run_id is 'Identity of the run everywhere: outbox row, message, trail. A version-7 UUID.';

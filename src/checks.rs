@@ -59,18 +59,20 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
     if version < 150_000 {
         findings.push(Finding::fatal(format!("PostgreSQL is version {}", version / 10_000), "15 or later is needed"));
     }
-    let mend = |limit: i32| {
+    let mend = |raise: String, limit: i32| {
         format!(
-            "lower MONALISA_CONCURRENCY and with it DATABASE_POOL_SIZE, or raise the limit above {limit}; a deploy needs it twice for a while"
+            "either {raise} (while a deploy has two of them, {}), or lower MONALISA_CONCURRENCY and with it DATABASE_POOL_SIZE, which is \
+             {pool} here, to at most {limit}",
+            2 * pool
         )
     };
     if usize::try_from(of_role).is_ok_and(|limit| limit < pool) {
         let what = format!("the role {role} may have {of_role} connections and this process opens up to {pool}");
-        findings.push(Finding::fatal(what, format!("alter role {role} connection limit {pool}, or {}", mend(of_role))));
+        findings.push(Finding::fatal(what, mend(format!("alter role {role} connection limit {pool}"), of_role)));
     }
     if usize::try_from(of_server).is_ok_and(|limit| limit < pool) {
         let what = format!("the server allows {of_server} connections (max_connections) and this process opens up to {pool}");
-        findings.push(Finding::warning(what, mend(of_server)));
+        findings.push(Finding::warning(what, mend(format!("raise max_connections so that {pool} are left for this process"), of_server)));
     }
     Ok(findings)
 }

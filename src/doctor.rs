@@ -1,6 +1,6 @@
 //! `workers doctor`: every boot check, and what of the work does not move; each with what to do. It changes nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use serde_json::Value;
@@ -9,12 +9,13 @@ use crate::{
     checks::{self, Finding},
     config::Config,
     error::Error,
-    ledger, migrate,
+    migrate,
     pools::{self, PoolPlan},
     queue::Queue,
     sql,
     sqs::{Queues, Target},
     wake::Waker,
+    worker::repair::Pass,
 };
 
 /// A row that is due for longer than this waits for a relay that is not there, or that SQS refuses.
@@ -23,8 +24,8 @@ const PENDING_LONG: f64 = 60.0;
 const UNSERVED: f64 = 120.0;
 /// Clocks that differ by more make AWS refuse signatures, from 15 minutes on.
 const SKEW: Duration = Duration::from_secs(60);
-/// Unfinished runs of a queue that are examined for lost messages.
-const EXAMINED: i64 = 10_000;
+/// How long the unfinished runs of a queue are examined for lost messages.
+const EXAMINED: Duration = Duration::from_secs(5);
 
 /// Looks at everything; `say` gets a line for each thing. Whether all that is needed is there.
 pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str)) -> bool {
@@ -64,8 +65,8 @@ async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding
     migrate::check(&client).await?;
     let mut findings = checks::of_database(&client, plan.total()).await?;
     let asked = Utc::now();
-    let row = client.query_one("select clock_timestamp()", &[]).await.map_err(Error::postgres("doctor clock"))?;
-    let there: chrono::DateTime<Utc> = row.try_get(0).map_err(Error::postgres("doctor clock"))?;
+    let there = client.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
+    let there: chrono::DateTime<Utc> = there.map_err(Error::postgres(sql::ops::CLOCK.name))?;
     let skew = (there - asked).abs();
     if skew.to_std().is_ok_and(|skew| skew > SKEW) {
         findings.push(Finding::warning(
@@ -157,12 +158,23 @@ async fn queues_are_served(client: &tokio_postgres::Client) -> Result<Vec<Findin
 async fn nothing_is_lost(connection: &mut deadpool_postgres::Object, config: &Config) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     for queue in Queue::ALL {
-        let lost = ledger::count_stranded(connection, queue, config.repair_after.of(queue), EXAMINED).await?;
+        let (mut lost, mut examined, began) = (0, 0, Instant::now());
+        let mut pass = Pass::new(queue, config.repair_after.of(queue));
+        loop {
+            let looked = pass.count(connection).await?;
+            let cut = looked.is_none();
+            if let Some(looked) = looked {
+                lost += looked.lost.len();
+                examined += looked.examined;
+            }
+            if !cut && !pass.goes_on() || began.elapsed() > EXAMINED {
+                break;
+            }
+        }
+        let cut = if pass.goes_on() { format!(" of the {examined} newest") } else { String::new() };
         if lost > 0 {
             findings.push(Finding::warning(
-                format!(
-                    "{lost} of the {EXAMINED} oldest unfinished runs of the queue {queue} have no message: their queue was served past them"
-                ),
+                format!("{lost}{cut} unfinished runs of the queue {queue} have no message: their queue was served past them"),
                 "the service with MONALISA_RELAY=true sends them anew each minute; if they stay, see its log",
             ));
         }

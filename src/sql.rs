@@ -89,6 +89,7 @@ statements! {
         CONNECTIONS = "ops/connections",
         OUTBOX_HEALTH = "ops/outbox_health",
         QUEUE_HEALTH = "ops/queue_health",
+        CLOCK = "ops/clock",
         REDRIVE = "ops/redrive",
         AUDIT = "ops/audit",
     }

@@ -81,7 +81,13 @@ async fn a_role_that_may_not_have_the_connections_is_refused_with_both_numbers()
     let changes = [("DATABASE_URL", url.as_str()), ("QUEUES", "bulk"), ("MONALISA_CONCURRENCY", "t.platform=4")];
     let text = refused(&world, &changes).await;
     assert!(text.contains("may have 6 connections and this process opens up to 10"), "{text}");
-    assert!(text.contains(&format!("alter role {role} connection limit 10")), "{text}");
+    for way_out in [
+        &*format!("alter role {role} connection limit 10"),
+        "lower MONALISA_CONCURRENCY",
+        "DATABASE_POOL_SIZE, which is 10 here, to at most 6",
+    ] {
+        assert!(text.contains(way_out), "{way_out}: {text}");
+    }
     world.db.batch_execute(&format!("alter role {role} connection limit 10")).await.unwrap();
     let worker = world.start(&changes).await;
     drop(worker);
@@ -124,7 +130,7 @@ async fn what_does_not_move_is_named() {
         .await
         .unwrap();
     let (_, said) = doctor(&world);
-    assert!(said.contains("3 of the 10000 oldest unfinished runs of the queue default have no message"), "{said}");
+    assert!(said.contains("3 unfinished runs of the queue default have no message"), "{said}");
     assert_eq!(world.count("select count(*) from work.task_runs where repairs > 0").await, 0, "it changes nothing");
 }
 
