@@ -52,12 +52,20 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
             row.try_get::<_, i32>("role_limit")?,
             row.try_get::<_, i32>("server_limit")?,
             row.try_get("version")?,
+            row.try_get("read_only")?,
         ))
     };
-    let (role, of_role, of_server, version): (_, _, _, i32) = read.await.map_err(Error::postgres(sql::ops::CONNECTIONS.name))?;
+    let (role, of_role, of_server, version, read_only): (_, _, _, i32, bool) =
+        read.await.map_err(Error::postgres(sql::ops::CONNECTIONS.name))?;
     let mut findings = Vec::new();
     if version < 150_000 {
         findings.push(Finding::fatal(format!("PostgreSQL is version {}", version / 10_000), "15 or later is needed"));
+    }
+    if read_only {
+        findings.push(Finding::warning(
+            "PostgreSQL takes no writes here: it is a standby, or default_transaction_read_only is on",
+            "give DATABASE_URL the address of the primary, or wait for the end of the failover; until then nothing is received",
+        ));
     }
     let mend = |raise: String, limit: i32| {
         format!(
@@ -75,6 +83,12 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
         findings.push(Finding::warning(what, mend(format!("raise max_connections so that {pool} are left for this process"), of_server)));
     }
     Ok(findings)
+}
+
+/// What comes of it when no mail server is configured.
+pub(crate) fn of_mail(configured: bool) -> Option<Finding> {
+    let what = "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED";
+    (!configured).then(|| Finding::warning(what, "set MONALISA_SMTP_URL"))
 }
 
 /// How these queues and their dead-letter queues are, in their order.

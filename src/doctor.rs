@@ -6,6 +6,7 @@ use chrono::Utc;
 use serde_json::Value;
 
 use crate::{
+    catalogue::Catalogue,
     checks::{self, Finding},
     config::Config,
     error::Error,
@@ -27,11 +28,21 @@ const SKEW: Duration = Duration::from_secs(60);
 /// How long the unfinished runs of a queue are examined for lost messages.
 const EXAMINED: Duration = Duration::from_secs(5);
 
+/// The program that is examined.
+pub(crate) struct Program<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) plan: PoolPlan,
+    pub(crate) catalogue: &'a Catalogue,
+    /// Whether it can send mail.
+    pub(crate) mail: bool,
+}
+
 /// Looks at everything; `say` gets a line for each thing. Whether all that is needed is there.
-pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str)) -> bool {
+pub(crate) async fn examine(program: &Program<'_>, say: impl Fn(&str)) -> bool {
+    let config = program.config;
     let mut well = true;
     let mut told = |what: &str, found: Result<Vec<Finding>, Error>| {
-        let findings = found.unwrap_or_else(|error| vec![Finding::fatal(error.to_string(), "until then nothing more can be said of it")]);
+        let findings = found.unwrap_or_else(|error| vec![unanswered(&error)]);
         if findings.is_empty() {
             say(&format!("ok       {what}"));
         }
@@ -41,14 +52,15 @@ pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str))
             say(&format!("         {}", finding.mend));
         }
     };
-    let warnings = config.warnings.iter().map(|warning| Finding::warning(warning.clone(), "correct it or take it away")).collect();
-    told("environment", Ok(warnings));
-    told("database", database_is_well(config, plan).await);
+    let warnings = config.warnings.iter().map(|warning| Finding::warning(warning.clone(), "correct it or take it away"));
+    told("environment", Ok(warnings.chain(checks::of_mail(program.mail)).collect()));
+    told("database", database_is_well(program).await);
     told("queues", queues_are_well(config).await);
     told("valkey", valkey_is_well(config).await);
     match config.database.pool("doctor", 1, Duration::from_secs(60), &tokio::runtime::Handle::current()) {
         Ok(pool) => match pools::get(&pool).await {
             Ok(mut connection) => {
+                told("catalogue", catalogue_is_loaded(&connection, program.catalogue).await);
                 told("outbox", outbox_is_well(&connection).await);
                 told("served", queues_are_served(&connection).await);
                 told("lost messages", nothing_is_lost(&mut connection, config).await);
@@ -60,10 +72,23 @@ pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str))
     well
 }
 
-async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding>, Error> {
-    let client = config.database.connect("doctor").await?;
-    migrate::check(&client).await?;
-    let mut findings = checks::of_database(&client, plan.total()).await?;
+/// What could not be asked.
+fn unanswered(error: &Error) -> Finding {
+    let mend = match error {
+        Error::Pool(_) | Error::Unanswered { .. } | Error::Postgres { .. } => "check DATABASE_URL, its role, and the server",
+        Error::Sqs { .. } => "check MONALISA_SQS_ENDPOINT, MONALISA_SQS_REGION and the AWS credentials",
+        _ => "until then nothing more can be said of it",
+    };
+    Finding::fatal(error.to_string(), mend)
+}
+
+async fn database_is_well(program: &Program<'_>) -> Result<Vec<Finding>, Error> {
+    let client = program.config.database.connect("doctor").await?;
+    let mut findings = checks::of_database(&client, program.plan.total()).await?;
+    match migrate::check(&client).await {
+        Ok(newer) => findings.extend(newer),
+        Err(error) => findings.push(unanswered(&error)),
+    }
     let asked = Utc::now();
     let there = client.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
     let there: chrono::DateTime<Utc> = there.map_err(Error::postgres(sql::ops::CLOCK.name))?;
@@ -75,6 +100,15 @@ async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding
         ));
     }
     Ok(findings)
+}
+
+/// Only what the database's catalogue holds can be dispatched.
+async fn catalogue_is_loaded(client: &tokio_postgres::Client, catalogue: &Catalogue) -> Result<Vec<Finding>, Error> {
+    if catalogue.compare(client).await? {
+        return Ok(Vec::new());
+    }
+    let what = "the units of this program are not those that the database holds: what it lacks cannot be dispatched";
+    Ok(vec![Finding::warning(what, "run workers migrate with this program, before the API is deployed")])
 }
 
 async fn queues_are_well(config: &Config) -> Result<Vec<Finding>, Error> {

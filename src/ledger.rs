@@ -20,6 +20,9 @@ use crate::{
 /// How long a re-issue waits for a relay that holds the outbox row.
 const REISSUE_LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
 
+/// Nobody has reason to hold the outbox row of a run that nothing brings; who does is not waited for.
+const REPAIR_LIMITS: &str = "set local lock_timeout = '200ms'; set local statement_timeout = '8s'";
+
 /// A message as the judge sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Delivery {
@@ -443,7 +446,7 @@ pub(crate) async fn repair(connection: &mut Object, look: &Look) -> Result<Looke
     let transaction = begin(connection).await?;
     let mut looked = stranded(&transaction, look).await?;
     if !looked.lost.is_empty() {
-        pools::answered("repair limit", transaction.batch_execute("set local statement_timeout = '10s'")).await?;
+        pools::answered("repair limit", transaction.batch_execute(REPAIR_LIMITS)).await?;
         let repaired = rows(&transaction, sql::runs::REPAIR, &[&looked.lost]).await?;
         looked.lost = ids(&repaired, sql::runs::REPAIR)?;
         looked.failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();

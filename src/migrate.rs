@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, error::SqlState};
 
-use crate::{catalogue::Catalogue, database::Database, error::Error, sql};
+use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, sql};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -85,7 +85,9 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
     let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version = version.and_then(|row| row.try_get("version")).map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?;
     transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
-    warn_of_newer(version);
+    if let Some(newer) = newer(version) {
+        tracing::warn!("{newer}");
+    }
     Ok(Migrated { applied, catalogue, version })
 }
 
@@ -118,7 +120,7 @@ fn is_busy(error: &Error) -> bool {
 }
 
 /// Checks the schema at boot: an older one is refused, a newer one is a warning.
-pub(crate) async fn check(client: &Client) -> Result<(), Error> {
+pub(crate) async fn check(client: &Client) -> Result<Option<Finding>, Error> {
     let version = client.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version: Option<i32> = match version {
         Ok(row) => row.try_get("version").map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?,
@@ -131,28 +133,28 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
         }
         Err(error) => return Err(Error::Postgres { statement: sql::ops::SCHEMA_VERSION.name, source: error }),
     };
-    match (version, newest()) {
+    let newer = match (version, newest()) {
         (None, _) => Err(Error::Other("the database has no schema `work` yet: run make migrate (workers migrate)".to_owned())),
         (Some(found), newest) if found < newest => Err(Error::Other(format!(
             "the schema is at version {found}, this program needs {newest}: run make migrate (workers migrate) before starting it"
         ))),
-        (Some(found), _) => {
-            warn_of_newer(found);
-            Ok(())
-        }
+        (Some(found), _) => Ok(newer(found)),
     }?;
     let asked = client.query_one(sql::ops::MAY_WORK.text, &[]).await;
     let (may, role): (bool, String) =
         asked.and_then(|row| Ok((row.try_get("may")?, row.try_get("role")?))).map_err(Error::postgres(sql::ops::MAY_WORK.name))?;
     if may {
-        return Ok(());
+        return Ok(newer);
     }
     Err(Error::Other(format!("the role {role} may not work here and would see no run: grant monalisa_worker to {role}")))
 }
 
-fn warn_of_newer(found: i32) {
+fn newer(found: i32) -> Option<Finding> {
     let newest = newest();
-    if found > newest {
-        tracing::warn!(found, newest, "the schema is newer than this program; going on");
-    }
+    (found > newest).then(|| {
+        Finding::warning(
+            format!("the schema is newer than this program: version {found}, and {newest} here"),
+            "it goes on all the same; deploy the program that migrated last",
+        )
+    })
 }

@@ -47,11 +47,12 @@ pub(crate) struct Pass {
     bound: Duration,
     next: Option<Cursor>,
     window: Option<Duration>,
+    runs: i64,
 }
 
 impl Pass {
     pub(crate) fn new(queue: Queue, bound: Duration) -> Pass {
-        Pass { queue, bound, next: None, window: None }
+        Pass { queue, bound, next: None, window: None, runs: RUNS }
     }
 
     /// Whether there is more to examine; else the next look begins anew.
@@ -61,7 +62,7 @@ impl Pass {
 
     fn look(&self) -> Look {
         let within = if self.window == Some(SHORTEST) { LONGEST_AT_LEAST } else { LONGEST };
-        Look { queue: self.queue, bound: self.bound, after: self.next.clone(), window: self.window, limit: RUNS, within }
+        Look { queue: self.queue, bound: self.bound, after: self.next.clone(), window: self.window, limit: self.runs, within }
     }
 
     /// What the look took decides how far the next one goes; none where it was given up.
@@ -78,20 +79,34 @@ impl Pass {
             Ok(looked) => {
                 self.looked(Some(began.elapsed()));
                 self.next.clone_from(&looked.next);
+                self.runs = (self.runs * 2).min(RUNS);
                 Ok(Some(looked))
             }
             Err(error) if error.is_out_of_time() && self.window != Some(SHORTEST) => {
                 self.looked(None);
                 Ok(None)
             }
+            Err(error) if !error.session_is_gone() && self.runs > 1 => {
+                tracing::warn!(queue = %self.queue, %error, runs = self.runs, "runs were not repaired; fewer are tried at a time");
+                self.runs = (self.runs / 10).max(1);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// Examines some runs and sends those anew whose message is lost; none where it took too long.
+    /// Examines some runs and sends those anew whose message is lost; none where that is to be tried again with fewer of them.
     async fn repair(&mut self, connection: &mut Object) -> Result<Option<Looked>, Error> {
-        let began = Instant::now();
-        let looked = ledger::repair(connection, &self.look()).await;
+        let (began, look) = (Instant::now(), self.look());
+        let looked = match ledger::repair(connection, &look).await {
+            Err(error) if !error.session_is_gone() && look.limit == 1 => {
+                let looked = ledger::count_stranded(connection, &look).await?;
+                let run_id = looked.lost.first().map(ToString::to_string);
+                tracing::error!(queue = %self.queue, run_id, %error, "this run was not repaired; the pass goes on behind it");
+                Ok(Looked { lost: Vec::new(), ..looked })
+            }
+            looked => looked,
+        };
         self.end(began, looked)
     }
 

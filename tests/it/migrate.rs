@@ -86,7 +86,7 @@ async fn a_newer_schema_is_a_warning_and_no_reason_to_stop() {
     let workers = world.start(&[]).await;
     let warning = workers.log("the schema is newer than this program").await;
     assert_eq!(warning["level"], "WARN");
-    assert_eq!((&warning["found"], &warning["newest"]), (&2.into(), &1.into()));
+    assert!(warning["message"].as_str().unwrap().contains("version 2, and 1 here"), "{warning}");
     let mut migrate = world.spawn_with("test-workers", &["migrate"], &[("DATABASE_URL", &world.url(None))]);
     assert!(migrate.exit().await.success());
     let lines = migrate.all_lines().await;

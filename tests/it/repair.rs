@@ -220,6 +220,29 @@ async fn a_look_that_takes_too_long_is_given_up_and_the_pass_still_comes_to_its_
     assert!(relay.lines().iter().all(|line| !line.contains("57014")), "it is no error");
 }
 
+#[tokio::test]
+async fn a_run_that_cannot_be_repaired_holds_up_no_other() {
+    let world = World::new().await;
+    let mut runs = Vec::new();
+    for number in 0..30 {
+        runs.push(lost(&world, "t.ok", 1_000 - number).await);
+    }
+    served(&world, 0).await;
+    // Somebody left a transaction open that holds one outbox row in the middle.
+    let held = runs.remove(15);
+    let other = connect(&world.url(None)).await;
+    other.batch_execute(&format!("begin; select from work.outbox_messages where run_id = '{held}' for update")).await.unwrap();
+    let relay = world.start(&[RELAY, SHORT]).await;
+    for run in &runs {
+        world.run_is(*run, "succeeded").await;
+    }
+    let told = relay.log("this run was not repaired; the pass goes on behind it").await;
+    assert_eq!(told["run_id"], held.to_string(), "{told}");
+    world.run_is(held, "queued").await;
+    other.batch_execute("rollback").await.unwrap();
+    world.run_is(held, "succeeded").await;
+}
+
 /// So many runs of the default queue that were served past under a live lease: half of them due at one time each second, half all at once.
 async fn held(world: &World, from: i64, to: i64) {
     world
