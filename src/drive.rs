@@ -48,8 +48,8 @@ impl Pulse {
         self.lock().beats
     }
 
-    fn failed(&self, error: &Error) {
-        self.lock().error = Some(error.to_string());
+    fn failed(&self, error: &str) {
+        self.lock().error = Some(error.to_owned());
     }
 
     /// How long ago progress was made (`None`: never), and the error since.
@@ -120,6 +120,11 @@ pub(crate) trait Part: Send {
     /// One step, safe to repeat after an error; never dropped in the middle.
     fn tick(&mut self) -> impl Future<Output = Result<Next, Error>> + Send;
 
+    /// Why a tick that went well made no progress all the same.
+    fn trouble(&self) -> Option<&str> {
+        None
+    }
+
     /// Ends an idle pause early.
     fn woken(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
@@ -127,16 +132,20 @@ pub(crate) trait Part: Send {
 }
 
 /// Runs a part's ticks until cancelled. An error is logged here, one line in ten seconds, and followed by a growing pause of at least
-/// half a second and at most `limit`.
+/// half a second, the try itself and its pause together at most `limit` or little more.
 pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: Pulse, limit: Duration) {
     let mut pause = Pause::new(limit);
     let mut trouble = Repeated::new(TROUBLE_TOLD);
     let mut told = false;
     while !stop.is_cancelled() {
+        let began = Instant::now();
         let idle = match part.tick().await {
             Ok(next) => {
                 pause.reset();
-                pulse.beat();
+                match part.trouble() {
+                    None => pulse.beat(),
+                    Some(trouble) => pulse.failed(trouble),
+                }
                 if std::mem::take(&mut told) {
                     tracing::info!(part = part.name(), "works again");
                 }
@@ -150,13 +159,15 @@ pub(crate) async fn drive(mut part: impl Part, stop: CancellationToken, pulse: P
                 }
             }
             Err(error) => {
-                let wait = pause.next();
+                // What it took to fail is part of the pause: a peer that hangs is not left alone for longer than one that refuses.
+                let pause = pause.next();
+                let wait = pause.saturating_sub(began.elapsed()).max(pause.min(growing(0)));
                 if let Some(failures) = trouble.tell(1) {
                     told = true;
                     let pause_ms = wait.as_millis() as u64;
                     tracing::error!(part = part.name(), %error, failures, pause_ms, "failed; trying again after a pause");
                 }
-                pulse.failed(&error);
+                pulse.failed(&error.to_string());
                 tokio::select! {
                     () = stop.cancelled() => {}
                     () = tokio::time::sleep(wait) => {}

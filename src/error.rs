@@ -2,11 +2,14 @@
 
 use std::{error::Error as StdError, fmt::Write as _, time::Duration};
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
 
 /// SQLSTATEs that `work.succeed` raises; `docs/errors.md` lists them.
 const TRANSACTION_ENDED: &str = "ML010";
 const LEASE_LOST: &str = "ML011";
+/// Where PostgreSQL finds that what a session has prepared, itself or in PL/pgSQL, fits a table no more that was altered since. It fails
+/// for as long as the session lasts, and has no SQLSTATE of its own.
+const STALE_PLAN: [&str; 3] = ["RevalidateCachedQuery", "plpgsql_param_eval_recfield", "ExecEvalParamExtern"];
 
 /// What went wrong at the edge to PostgreSQL, SQS or Valkey.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +93,8 @@ impl Error {
         self.sqlstate() == Some(&SqlState::QUERY_CANCELED)
     }
 
-    /// Whether the session itself is gone or of no use any more: lost, shut down, or on a server that is now read-only.
+    /// Whether the session itself is gone or of no use any more: lost, shut down, on a server that is now read-only, or with prepared
+    /// statements that fit no more.
     pub fn session_is_gone(&self) -> bool {
         match self {
             Error::Postgres { source, .. } => session_is_gone(source),
@@ -103,6 +107,9 @@ impl Error {
 /// Whether an error of the driver means that the session is gone, rather than that a statement was refused.
 pub(crate) fn session_is_gone(error: &tokio_postgres::Error) -> bool {
     if error.is_closed() {
+        return true;
+    }
+    if error.as_db_error().and_then(DbError::routine).is_some_and(|routine| STALE_PLAN.contains(&routine)) {
         return true;
     }
     match error.code() {

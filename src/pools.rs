@@ -21,6 +21,8 @@ use crate::{
 /// How long an answer to a statement of the runtime's own is waited for. PostgreSQL limits what it waits for itself (locks) to less; a
 /// peer that takes bytes and answers nothing is noticed by nobody else.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a rollback is waited for before whatever it waits for is cancelled.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The answer to a statement, within [`ANSWER_TIMEOUT`].
 pub(crate) async fn answered<T>(
@@ -149,7 +151,7 @@ impl Session {
 
     /// Rolls its transaction back and gives it back; whether PostgreSQL answered. One that does not is closed.
     pub(crate) async fn roll_back(self) -> bool {
-        match timeout(CONNECT_TIMEOUT, self.batch_execute("rollback")).await {
+        match timeout(ROLLBACK_TIMEOUT, self.batch_execute("rollback")).await {
             Ok(Ok(())) => self.end(Ok(())).is_ok(),
             _ => self.close().await,
         }

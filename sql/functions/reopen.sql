@@ -4,28 +4,31 @@
 -- caller    sql/runs/reopen.sql, work.retry
 -- index     task_runs_pkey
 -- locks     the run row, then its outbox row, until the caller's commit; waits for a relay that holds it
+-- note      holds no row in a variable: a session that did would fail from then on when a column's type is altered
 -- note      a cancelled run has no dead letter: only a retry reopens it; the second run of a schedule is no longer exclusive
 create or replace function work.reopen(p_run_id uuid, p_mark integer, p_event text, p_worker text, p_detail jsonb) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  r work.task_runs;
+  v_generation integer;
 begin
-  update work.task_runs t
-     set status = 'queued', generation = greatest(t.generation, p_mark) + 1,
-         failures = 0, crashes = 0, deferrals = 0, interruptions = 0, repairs = 0,
-         exclusive = false, progress = 0, available_at = clock_timestamp(), finished_at = null
-   where t.run_id = p_run_id
-     and (t.status = 'failed' and t.generation <= coalesce(p_mark, t.generation)
-          or t.status = 'cancelled' and p_mark is null)
-  returning t.* into r;
-  if not found then
-    return null;
+  with r as (
+    update work.task_runs t
+       set status = 'queued', generation = greatest(t.generation, p_mark) + 1,
+           failures = 0, crashes = 0, deferrals = 0, interruptions = 0, repairs = 0,
+           exclusive = false, progress = 0, available_at = clock_timestamp(), finished_at = null
+     where t.run_id = p_run_id
+       and (t.status = 'failed' and t.generation <= coalesce(p_mark, t.generation)
+            or t.status = 'cancelled' and p_mark is null)
+    returning t.run_id, t.tenant_id, t.generation
+  )
+  insert into work.run_events as e (run_id, tenant_id, event, attempt, generation, worker, detail)
+  select r.run_id, r.tenant_id, p_event, 1, r.generation, p_worker, p_detail from r
+  returning e.generation into v_generation;
+  if found then
+    perform work.reissue(array[p_run_id]);
   end if;
-  insert into work.run_events (run_id, tenant_id, event, attempt, generation, worker, detail)
-  values (r.run_id, r.tenant_id, p_event, 1, r.generation, p_worker, p_detail);
-  perform work.reissue(array[r.run_id]);
-  return r.generation;
+  return v_generation;
 end
 $$;

@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::watch};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::SignalKind,
+    sync::{Semaphore, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -44,8 +48,10 @@ use parts::Parts;
 const STOP_RESERVE: Duration = Duration::from_secs(5);
 /// How long a stopping process tries to reach PostgreSQL after the drain; part of that reserve.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// Messages of runs that ended, of which SQS is not told yet, before slots wait for it.
+const MOST_UNSETTLED: usize = 1_000;
 /// Longest pause of a part after errors.
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
@@ -123,9 +129,9 @@ impl Process {
         let sqs = Queues::connect(&config.sqs).await;
         check_surroundings(&config, plan, &sqs).await?;
 
-        let parts = Parts::new(&config);
+        let parts = Parts::new(&config, plan.relay);
         let health = Health::new(parts.bounds(&config));
-        tokio::spawn(health::serve(health.clone(), listener));
+        tokio::spawn(parts.loud("health", health::serve(health.clone(), listener)));
         let longest = slots.longest_timeout();
         let machinery = tokio::runtime::Handle::current();
         let pools = Pools::new(&config.database, plan, config.relay_settings.send_timeout, longest, &machinery)?;
@@ -140,11 +146,12 @@ impl Process {
             slots,
             holds: Holds::default(),
             seen: Seen::default(),
-            settlers: Settlers::start(&sqs, &config.queues, |future| drop(tokio::spawn(future))),
+            settlers: Settlers::start(&sqs, &config.queues, |settler| drop(tokio::spawn(parts.loud("settler", settler)))),
             trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),
+            unsettled: Semaphore::new(MOST_UNSETTLED),
             tasks: TaskTracker::new(),
             stops_at: OnceLock::new(),
             stop: CancellationToken::new(),
@@ -197,9 +204,10 @@ impl Process {
     fn start_relay(&self, connections: usize) -> Result<(), Error> {
         let (config, worker, stop) = (&self.config, &self.worker, &self.stop_relay);
         for queues in Relay::lanes(connections) {
+            let pulse = self.parts.pulse(&Relay::lane_name(&queues));
             let relay = Relay::new(worker.pools.clone(), worker.sqs.clone(), config.relay_settings, config.sqs.fair_queues, queues);
             let lane = Lane { relay, woken: worker.wakes.local.subscribe() };
-            let driven = drive(lane, stop.clone(), self.parts.pulse("relay"), LONGEST_PAUSE);
+            let driven = drive(lane, stop.clone(), pulse, LONGEST_PAUSE);
             self.background.spawn(self.parts.loud("relay", driven));
         }
         let repairer = Repairer::new(worker.clone(), config.repair_after);
@@ -254,12 +262,11 @@ impl Process {
 
     /// Two more rounds of the relay carry what was just given back: one may have begun before.
     async fn carry_the_rest(&self) {
-        let relay = self.parts.pulse("relay");
         for _ in 0..2 {
-            let beats = relay.beats();
+            let before: Vec<u64> = self.parts.relays().map(Pulse::beats).collect();
             self.worker.wakes.local.send_replace(());
             let round = async {
-                while relay.beats() == beats {
+                while self.parts.relays().map(Pulse::beats).zip(&before).any(|(beats, before)| beats == *before) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };

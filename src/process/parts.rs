@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, drive::Pulse};
+use crate::{config::Config, drive::Pulse, relay::Relay};
 
 /// The parts of the process: their progress, which health reads, and whether one of them has died.
 pub(super) struct Parts {
@@ -14,14 +14,15 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn new(config: &Config) -> Parts {
+    /// `connections` of the relay say how many loops it has.
+    pub(super) fn new(config: &Config, connections: usize) -> Parts {
         let mut names = vec!["database".to_owned()];
         for queue in &config.queues {
             names.push(format!("poller:{queue}"));
             names.push(format!("heartbeat:{queue}"));
         }
         if config.relay {
-            names.push("relay".to_owned());
+            names.extend(Relay::lanes(connections).iter().map(|lane| Relay::lane_name(lane)));
         }
         Parts { pulses: names.into_iter().map(|name| (name, Pulse::default())).collect(), died: CancellationToken::new() }
     }
@@ -37,6 +38,11 @@ impl Parts {
         }
     }
 
+    /// The pulses of the relay's loops.
+    pub(super) fn relays(&self) -> impl Iterator<Item = &Pulse> {
+        self.pulses.iter().filter(|(name, _)| name.starts_with("relay")).map(|(_, pulse)| pulse)
+    }
+
     pub(super) fn pulse(&self, name: &str) -> Pulse {
         self.pulses.iter().find(|(known, _)| known == name).map_or_else(Pulse::default, |(_, pulse)| pulse.clone())
     }
@@ -50,11 +56,25 @@ impl Parts {
                 let bound = match name.split_once(':') {
                     Some(("poller", _)) => config.wait + margin,
                     None if name == "database" => config.wait + margin,
+                    None | Some(("relay", _)) => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
                     Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
-                    None => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
                 };
                 (name.clone(), pulse.clone(), bound)
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_panics_takes_the_process_down() {
+        let parts = Parts { pulses: Vec::new(), died: CancellationToken::new() };
+        parts.loud("fine", async {}).await;
+        assert!(!parts.died.is_cancelled());
+        parts.loud("broken", async { panic!("a bug") }).await;
+        assert!(parts.died.is_cancelled());
     }
 }

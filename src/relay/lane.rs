@@ -25,6 +25,10 @@ impl Part for Lane {
         self.relay.tick().await
     }
 
+    fn trouble(&self) -> Option<&str> {
+        self.relay.trouble()
+    }
+
     async fn woken(&mut self) {
         if self.woken.changed().await.is_err() {
             std::future::pending().await

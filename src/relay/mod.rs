@@ -57,11 +57,23 @@ pub(crate) struct Relay {
     targets: HashMap<Target, Health>,
     looks: HashMap<(Queue, Table), Look>,
     refusals: Repeated,
+    /// The last failed send, until one is answered.
+    trouble: Option<String>,
 }
 
 impl Relay {
     pub(crate) fn new(pools: Pools, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay { pools, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Repeated::new(REFUSALS_TOLD) }
+        Relay {
+            pools,
+            sqs,
+            settings,
+            fair,
+            queues,
+            targets: HashMap::new(),
+            looks: HashMap::new(),
+            refusals: Repeated::new(REFUSALS_TOLD),
+            trouble: None,
+        }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -115,6 +127,19 @@ impl Relay {
         // A transaction that was open for long may have committed behind the last look; the sweep may be far away.
         let looks = self.looks.iter().filter(|((queue, _), _)| !self.is_paused(*queue)).filter_map(|(_, look)| look.full_in());
         Ok(Next::Idle(pauses.chain(looks).chain(waits).fold(self.settings.sweep, Duration::min)))
+    }
+
+    /// For health and logs.
+    pub(crate) fn lane_name(queues: &[Queue]) -> String {
+        match queues {
+            [queue] => format!("relay:{queue}"),
+            _ => "relay".to_owned(),
+        }
+    }
+
+    /// Why nothing could be sent, while there is anything to send to a target that fails.
+    fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref().filter(|_| self.targets.values().any(Health::is_failing))
     }
 
     fn look(&mut self, queue: Queue, table: Table) -> &mut Look {
@@ -212,10 +237,12 @@ impl Relay {
             Some(error) => {
                 let pause = self.targets.entry(target).or_default().failed();
                 tracing::error!(%target, %error, pause_ms = pause.as_millis() as u64, "sending failed; the rows stay pending");
+                self.trouble = Some(format!("{target}: {error}"));
                 pause
             }
             None => {
                 self.health(target).answered();
+                self.trouble = None;
                 Duration::ZERO
             }
         };

@@ -13,6 +13,8 @@ use crate::{
 
 /// Longest pause of a target that failed as a whole.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// After its pause a target that failed is probed within this time, if there is anything to send.
+const PROBE_DUE: Duration = Duration::from_secs(2);
 /// How long a pass waits for a probe, so that a failed target costs the others little.
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -35,6 +37,11 @@ impl Health {
     /// Whether the last send failed: then one message is sent to find out.
     pub(super) fn is_doubtful(&self) -> bool {
         self.failures > 0
+    }
+
+    /// Whether it is left alone, or was until just now: its rows become due a little later than it may be asked again.
+    pub(super) fn is_failing(&self) -> bool {
+        self.until.is_some_and(|until| until + PROBE_DUE > Instant::now())
     }
 
     /// How long it is left alone.

@@ -40,7 +40,7 @@ const UNCOUNTED_RECEIVES: i32 = 5;
 pub(crate) const MAX_HIDDEN: Duration = Duration::from_secs(43_200);
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
+const RECEIVE_MARGIN: Duration = Duration::from_secs(5);
 
 /// A queue, or the dead-letter queue of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -4,7 +4,11 @@
 //! comes back and is judged as over. A COMMIT whose answer is lost is decided by a fenced update on another session, which waits
 //! for the row lock of the unanswered one (I2).
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::FutureExt;
 use tokio::{task::JoinError, time::timeout};
@@ -18,14 +22,13 @@ use crate::{
     pools::{self, Left, Session},
     run::{EffectTransaction, TaskRun},
     sqs::MAX_HIDDEN,
-    unit::Unit,
 };
 
 use super::{
     Worker,
     holds::{Hold, Lost},
     settle::Settle,
-    slots::Permit,
+    slots::{Permit, Slot},
 };
 
 /// The fifth receive is the last that may return by visibility; the sixth would not be started.
@@ -39,7 +42,7 @@ const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Attempt {
     pub(crate) worker: Arc<Worker>,
-    pub(crate) unit: &'static Unit,
+    pub(crate) slot: Arc<Slot>,
     pub(crate) hold: Hold,
     pub(crate) receives: i32,
     pub(crate) started: Started,
@@ -67,14 +70,15 @@ enum Fate {
 impl Attempt {
     /// Runs the handler, finishes the run and settles its message.
     pub(crate) async fn run(self, permit: Permit) {
-        let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.unit.name, attempt = self.started.attempt());
+        let span = tracing::info_span!("run", run_id = %self.started.run_id, unit = self.slot.unit.name, attempt = self.started.attempt());
         async {
+            let began = Instant::now();
             match &self.started.lost_worker {
                 Some(lost_worker) => tracing::warn!(lost_worker, "taken over: the lease of the worker that had it lapsed"),
                 None => tracing::debug!("started"),
             }
             // The permit is kept until the run is finished: its effect still holds a connection.
-            let (ended, _permit) = self.handle(permit).await;
+            let (ended, permit) = self.handle(permit).await;
             let finish = async {
                 match ended {
                     Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
@@ -88,10 +92,15 @@ impl Attempt {
                 tracing::error!("PostgreSQL did not answer before the stop: the lease lapses, which counts as a crash");
                 Fate::Settle(Settle::Hide(Duration::ZERO))
             });
+            // The slot is free while SQS is told, however long that takes, unless very many wait for it already.
+            let unsettled = self.worker.unsettled.acquire().await;
+            self.slot.ended(began.elapsed());
+            drop(permit);
             match fate {
                 Fate::Settle(what) => self.worker.settle(&self.hold, what).await,
                 Fate::Leave => self.worker.holds.release(&self.hold).await,
             }
+            drop(unsettled);
         }
         .instrument(span)
         .await;
@@ -99,18 +108,18 @@ impl Attempt {
 
     /// The handler's end; with its permit where it has really ended, else the permit stays with it.
     async fn handle(&self, permit: Permit) -> (Ended, Option<Permit>) {
-        let limit = self.unit.timeout();
+        let limit = self.slot.unit.timeout();
         let cancelled = CancellationToken::new();
         let run = TaskRun::new(
             self.started.clone(),
-            self.unit,
+            self.slot.unit,
             tracing::Span::current(),
             cancelled.clone(),
             self.worker.state.clone(),
             self.worker.pools.clone(),
             self.left.clone(),
         );
-        let handler = self.unit.handler;
+        let handler = self.slot.unit.handler;
         let payload = self.started.payload.clone();
         let mut task = self.worker.handlers.spawn(
             async move {
@@ -169,7 +178,7 @@ impl Attempt {
 
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
     async fn commit(&self, session: Session, outcome: Option<&str>) -> Result<(), Error> {
-        let limit = ledger::effect_limit(self.unit.timeout());
+        let limit = ledger::effect_limit(self.slot.unit.timeout());
         if let Err(error) = ledger::succeed(&session, &self.started, outcome, limit).await {
             if !error.session_is_gone() {
                 session.roll_back().await;
@@ -259,7 +268,9 @@ impl Attempt {
             .await;
         match given {
             Some(given) if !given.is_empty() => {
-                tracing::warn!(reason, "interrupted; given back");
+                if let Some(count) = self.worker.trouble() {
+                    tracing::warn!(reason, count, "interrupted; given back");
+                }
                 self.worker.wakes.wake().await;
                 Fate::Settle(Settle::Delete)
             }

@@ -19,7 +19,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -59,6 +62,8 @@ pub(crate) struct Worker {
     pub(crate) database: Pulse,
     /// Handlers run here, so that one that blocks its thread stops nothing of the runtime.
     pub(crate) handlers: Handle,
+    /// Places for messages of runs that ended, of which SQS is not told yet.
+    pub(crate) unsettled: Semaphore,
     /// Attempts, and messages that wait for a slot.
     pub(crate) tasks: TaskTracker,
     /// When the stop budget ends, once a stop has begun.
@@ -112,6 +117,12 @@ impl Worker {
         }
     }
 
+    /// One more failure of PostgreSQL; how many there were, where it is time to tell. There is one line for all that wait for it here:
+    /// there may be a hundred.
+    pub(crate) fn trouble(&self) -> Option<usize> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).tell(1)
+    }
+
     /// Runs a database step until it is answered; `None` when the process gives up first. Errors are logged with growing pauses.
     pub(crate) async fn until_answered<T, F>(&self, what: &str, step: impl Fn() -> F) -> Option<T>
     where
@@ -124,9 +135,7 @@ impl Worker {
                     Ok(answer) => return answer,
                     Err(error) => {
                         let wait = pause.next();
-                        let told = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).tell(1);
-                        if let Some(failures) = told {
-                            // One line for all that wait for PostgreSQL here: there may be a hundred.
+                        if let Some(failures) = self.trouble() {
                             tracing::error!(%error, failures, pause_ms = wait.as_millis() as u64, "{what} failed; trying again after a pause");
                         }
                         tokio::time::sleep(wait).await;

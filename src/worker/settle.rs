@@ -2,12 +2,17 @@
 //!
 //! A delete that cannot be made is given up after a few tries: the message comes back, is judged as over, and is deleted then.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    drive::Repeated,
     queue::Queue,
     sqs::{BATCH_ENTRIES, Queues},
 };
@@ -17,6 +22,8 @@ use super::holds::Hold;
 /// How long the first message of a batch waits for others.
 const LINGER: Duration = Duration::from_millis(20);
 const TRIES: u32 = 4;
+/// Messages of a queue that could not be settled are told of at most so often.
+const UNSETTLED_TOLD: Duration = Duration::from_secs(5);
 
 /// What to do with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +83,7 @@ impl Settlers {
 
 async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
     let mut batch: Vec<Order> = Vec::new();
+    let unsettled = Mutex::new(Repeated::new(UNSETTLED_TOLD));
     loop {
         if orders.recv_many(&mut batch, 100).await == 0 {
             return;
@@ -105,8 +113,8 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
                 Order::Flush(done) => waiting.push(done),
             }
         }
-        let deleting = join_all(deletes.chunks(BATCH_ENTRIES).map(|chunk| delete(&sqs, queue, chunk.to_vec())));
-        let hiding = join_all(hides.chunks(BATCH_ENTRIES).map(|chunk| hide(&sqs, queue, chunk.to_vec())));
+        let deleting = join_all(deletes.chunks(BATCH_ENTRIES).map(|chunk| delete(&sqs, queue, chunk.to_vec(), &unsettled)));
+        let hiding = join_all(hides.chunks(BATCH_ENTRIES).map(|chunk| hide(&sqs, queue, chunk.to_vec(), &unsettled)));
         tokio::join!(deleting, hiding);
         for done in waiting {
             let _ = done.send(());
@@ -114,7 +122,7 @@ async fn settle(sqs: Queues, queue: Queue, mut orders: mpsc::Receiver<Order>) {
     }
 }
 
-async fn delete(sqs: &Queues, queue: Queue, mut receipts: Vec<String>) {
+async fn delete(sqs: &Queues, queue: Queue, mut receipts: Vec<String>, unsettled: &Mutex<Repeated>) {
     for attempt in 1..=TRIES {
         let problem = match sqs.delete(queue, &receipts).await {
             Ok(refused) if refused.is_empty() => return,
@@ -125,7 +133,9 @@ async fn delete(sqs: &Queues, queue: Queue, mut receipts: Vec<String>) {
             Err(error) => error.to_string(),
         };
         if attempt == TRIES {
-            tracing::warn!(%queue, count = receipts.len(), problem, "messages were not deleted; they come back and are deleted then");
+            if let Some(count) = told(unsettled, receipts.len()) {
+                tracing::warn!(%queue, count, problem, "messages were not deleted; they come back and are deleted then");
+            }
         } else {
             tokio::time::sleep(Duration::from_millis(200 << attempt)).await;
         }
@@ -133,15 +143,17 @@ async fn delete(sqs: &Queues, queue: Queue, mut receipts: Vec<String>) {
 }
 
 /// A hide that fails is not tried again: the message comes back when its visibility ends, and is judged anew.
-async fn hide(sqs: &Queues, queue: Queue, messages: Vec<(String, Duration)>) {
-    match sqs.hide(queue, &messages).await {
-        Ok(refused) if refused.is_empty() => {}
-        Ok(refused) => {
-            let code = refused.first().map(|(_, code)| code.as_str()).unwrap_or_default();
-            tracing::warn!(%queue, count = refused.len(), code, "messages were not hidden; they come back when their visibility ends");
-        }
-        Err(error) => {
-            tracing::warn!(%queue, count = messages.len(), %error, "messages were not hidden; they come back when their visibility ends");
-        }
+async fn hide(sqs: &Queues, queue: Queue, messages: Vec<(String, Duration)>, unsettled: &Mutex<Repeated>) {
+    let (count, problem) = match sqs.hide(queue, &messages).await {
+        Ok(refused) if refused.is_empty() => return,
+        Ok(refused) => (refused.len(), refused.into_iter().map(|(_, code)| code).next().unwrap_or_default()),
+        Err(error) => (messages.len(), error.to_string()),
+    };
+    if let Some(count) = told(unsettled, count) {
+        tracing::warn!(%queue, count, problem, "messages were not hidden; they come back when their visibility ends");
     }
+}
+
+fn told(unsettled: &Mutex<Repeated>, count: usize) -> Option<usize> {
+    unsettled.lock().unwrap_or_else(PoisonError::into_inner).tell(count)
 }

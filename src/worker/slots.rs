@@ -193,14 +193,15 @@ impl Slot {
     }
 
     /// When a run that finds the unit full is due: those that found it full before go first, whether they wait here or were sent back,
-    /// at the unit's recent pace; a run that takes longer than others did slows it down at once.
+    /// at the unit's recent pace; and not before the unit has been quiet for twice as long as it is now: a run that takes longer than
+    /// others did puts everybody off, but for no longer than it takes itself.
     fn turn(&self) -> Duration {
         let mut turns = self.turns();
         let now = Instant::now();
-        let pace = turns.pace.max(turns.quiet_since.map_or(Duration::ZERO, |since| now - since));
         // Beyond the longest turn there is no order any more.
-        let next = (turns.last.unwrap_or(now).max(now) + pace).min(now + LONGEST_TURN);
+        let next = (turns.last.unwrap_or(now).max(now) + turns.pace).min(now + LONGEST_TURN);
         turns.last = Some(next);
-        next.duration_since(now).max(SHORTEST_TURN)
+        let quiet = turns.quiet_since.map_or(Duration::ZERO, |since| now - since);
+        next.duration_since(now).max(quiet).clamp(SHORTEST_TURN, LONGEST_TURN)
     }
 }

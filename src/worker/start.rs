@@ -68,7 +68,9 @@ impl Worker {
             Ok(started) => started,
             Err(error) => {
                 // The answer may be lost after the commit: what was started is given back by its token.
-                tracing::error!(%error, "a start failed; its runs are given back");
+                if let Some(failures) = self.trouble() {
+                    tracing::error!(%error, failures, "a start failed; its runs are given back");
+                }
                 let missing = self.give_back_starts(starts.iter().map(|start| (start.delivery.run_id, start.token)).collect()).await;
                 let pause = if self.stop.is_cancelled() { Duration::ZERO } else { jittered(NOT_NOW) };
                 for (offer, _) in &ready {
@@ -129,22 +131,14 @@ impl Worker {
     fn attempt(self: &Arc<Self>, offer: Offer, permit: Permit, started: Started, until: Instant) {
         let Some(slot) = self.slots.get(&started.unit).cloned() else { return };
         self.holds.lease(&offer.hold, started.run_id, started.token, until);
-        let attempt = Attempt {
-            worker: self.clone(),
-            unit: slot.unit,
-            hold: offer.hold,
-            receives: offer.delivery.receives,
-            started,
-            left: Left::default(),
-        };
         slot.begun();
+        let receives = offer.delivery.receives;
+        let attempt = Attempt { worker: self.clone(), slot, hold: offer.hold, receives, started, left: Left::default() };
         self.tasks.spawn(async move {
-            let began = Instant::now();
             // What it holds ends with it: without a heartbeat the lease lapses, and the run is taken over.
             if AssertUnwindSafe(attempt.run(permit)).catch_unwind().await.is_err() {
                 tracing::error!("an attempt panicked outside its handler: its lease lapses and its run is taken over");
             }
-            slot.ended(began.elapsed());
         });
     }
 }

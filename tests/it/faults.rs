@@ -7,20 +7,6 @@ use uuid::Uuid;
 
 use crate::support::{RELAY, SHORT, World, checks::UNFINISHED, connect, refusal, wait_for};
 
-/// Dispatches runs that take a moment, some in SQL and some asleep.
-async fn load(world: &World, runs: i32) {
-    world
-        .db
-        .execute(
-            "select case when i % 2 = 0 then work.dispatch('t.sleep', jsonb_build_object('s', 0.02 * (i % 7)), 1 + i % 5)
-                         else work.dispatch('t.sql', '{\"q\":\"select pg_sleep(0.03)\"}', 1 + i % 5) end
-               from generate_series(1, $1) i",
-            &[&runs],
-        )
-        .await
-        .unwrap();
-}
-
 fn pause() -> Duration {
     Duration::from_millis(50 + u64::from(Uuid::new_v4().as_bytes()[0]) * 2)
 }
@@ -32,7 +18,11 @@ async fn a_message_is_not_deleted_for_a_full_unit_when_its_run_was_started_meanw
     let few =
         ("MONALISA_CONCURRENCY", "t.ok=1,t.look=1,t.sleep=1,t.block=1,t.slow=1,t.transient=1,t.permanent=1,t.panic=1,t.abort=1,t.sql=1");
     let mut first = world.start(&[RELAY, SHORT, few, ("QUEUES", "default")]).await;
-    // The first run goes on and on, so that the unit is slow: who comes late has a long turn.
+    // The unit is known to need a second for each, and then one run goes on and on: who comes late has a long turn.
+    let before = [world.dispatch("t.single", r#"{"s":1}"#).await, world.dispatch("t.single", r#"{"s":1}"#).await];
+    for run in before {
+        world.run_is(run, "succeeded").await;
+    }
     let far = "select count(*) from work.task_runs where available_at > clock_timestamp() + interval '60 s'";
     wait_for("a full unit with a long turn", async || {
         for _ in 0..5 {
@@ -294,7 +284,7 @@ async fn a_run_whose_tenant_is_gone_fails_with_that_reason_and_frees_its_slot() 
 async fn sessions_that_are_ended_at_random_cost_no_failure_and_no_effect() {
     let world = World::new().await;
     let _workers = [world.start(&[RELAY, SHORT]).await, world.start(&[SHORT]).await];
-    load(&world, 200).await;
+    world.load(200).await;
     let mut ended = 0;
     while world.count(UNFINISHED).await > 0 {
         tokio::time::sleep(pause()).await;
@@ -319,11 +309,11 @@ async fn sessions_that_are_ended_at_random_cost_no_failure_and_no_effect() {
 async fn an_sqs_that_answers_nothing_for_a_while_costs_nothing_but_time() {
     let world = World::new().await;
     let _workers = [world.start(&[RELAY]).await, world.start(&[]).await];
-    load(&world, 100).await;
+    world.load(100).await;
     world.count_is("select least(count(*), 20) from work.task_runs where status = 'succeeded'", 20).await;
     for rule in [r#"{"mode":"never_answer"}"#, r#"{"mode":"drop_request"}"#] {
         world.sqs.fault(rule).unwrap();
-        load(&world, 20).await;
+        world.load(20).await;
         tokio::time::sleep(Duration::from_secs(7)).await;
         world.sqs.clear_faults();
     }
@@ -336,7 +326,7 @@ async fn an_sqs_that_answers_nothing_for_a_while_costs_nothing_but_time() {
 #[tokio::test]
 async fn stops_at_any_moment_use_up_nothing() {
     let world = World::new().await;
-    load(&world, 300).await;
+    world.load(300).await;
     let stop = ("MONALISA_STOP_TIMEOUT_MS", "6100");
     for _ in 0..10 {
         let mut worker = world.start(&[RELAY, stop]).await;
@@ -346,7 +336,7 @@ async fn stops_at_any_moment_use_up_nothing() {
         let held = world.count("select count(*) from work.task_runs where status = 'running'").await;
         assert_eq!(held, 0, "a stopped process holds no run");
         if world.count(UNFINISHED).await < 50 {
-            load(&world, 100).await;
+            world.load(100).await;
         }
     }
     let _last = world.start(&[RELAY]).await;
@@ -389,7 +379,7 @@ async fn kills_and_copies_under_load_lose_nothing_and_double_nothing() {
     for place in 0..3 {
         workers.push(world.start(if place < 2 { &short } else { &short[1..] }).await);
     }
-    load(&world, 400).await;
+    world.load(400).await;
     let copy = "select envelope::text from work.outbox_messages order by random() limit 20";
     for round in 0..12 {
         tokio::time::sleep(pause()).await;

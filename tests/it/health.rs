@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{World, wait_for};
+use crate::support::{Process, RELAY, SHORT, World, wait_for};
 
 /// Status and body of a GET.
 fn get(port: u16, path: &str) -> (u16, String) {
@@ -57,4 +57,78 @@ async fn a_database_that_does_not_answer_turns_no_probe_slow() {
         get(port, "/healthz");
     }
     assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+/// What `/healthz` says of a part, and the status.
+fn part(port: u16, name: &str) -> (u16, bool, String) {
+    let (status, body) = get(port, "/healthz");
+    let report: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let part = &report["parts"][name];
+    (status, part["ok"].as_bool().unwrap_or_else(|| panic!("no {name} in {body}")), part["error"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Health turns bad and names this part with a reason, and is well again once the fault has ended. The process is alive all the time.
+async fn turns_bad_and_back(world: &World, worker: &Process, name: &str, reason: &str, heal: impl FnOnce()) {
+    let port = worker.health_port().await;
+    assert_eq!(get(port, "/healthz").0, 200, "{name}");
+    let (status, _, error) = wait_for(&format!("{name} to be bad"), async || Some(part(port, name)).filter(|(_, ok, _)| !ok)).await;
+    assert_eq!((status, get(port, "/livez").0), (503, 200), "{name}");
+    assert!(error.contains(reason), "{name}: {error:?}");
+    let probes: Vec<_> = (0..50).map(|_| std::thread::spawn(move || get(port, "/healthz").0)).collect();
+    assert!(probes.into_iter().all(|probe| probe.join().is_ok_and(|status| status == 503)), "many probes at once, each within a second");
+    heal();
+    wait_for(&format!("{name} to be well"), async || (get(port, "/healthz").0 == 200).then_some(())).await;
+    world.nothing_is_open().await;
+}
+
+#[tokio::test]
+async fn whatever_hangs_turns_health_within_its_bound_and_is_named_and_well_again_afterwards() {
+    let default = ("QUEUES", "default");
+    let brief = ("MONALISA_RELAY_SEND_TIMEOUT_MS", "1000");
+    let fault = |world: &World, rule: &str| world.sqs.fault(rule).unwrap();
+    let receives = async {
+        let world = World::new().await;
+        let worker = world.start(&[default]).await;
+        wait_for("readiness", async || (get(worker.health_port().await, "/healthz").0 == 200).then_some(())).await;
+        fault(&world, r#"{"op":"ReceiveMessage","mode":"never_answer"}"#);
+        turns_bad_and_back(&world, &worker, "poller:default", "ReceiveMessage", || world.sqs.clear_faults()).await;
+    };
+    let database = async {
+        let world = World::new().await;
+        let proxy = world.pg_proxy().await;
+        let worker = world.start(&[default, RELAY, brief, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
+        wait_for("readiness", async || (get(worker.health_port().await, "/healthz").0 == 200).then_some(())).await;
+        proxy.freeze();
+        turns_bad_and_back(&world, &worker, "database", "", || proxy.thaw()).await;
+    };
+    let sends = async {
+        let world = World::new().await;
+        let worker = world.start(&[default, RELAY, brief]).await;
+        wait_for("readiness", async || (get(worker.health_port().await, "/healthz").0 == 200).then_some(())).await;
+        fault(&world, r#"{"op":"SendMessageBatch","mode":"error","status":500,"code":"InternalError"}"#);
+        world.dispatch("t.ok", "{}").await;
+        turns_bad_and_back(&world, &worker, "relay", "SendMessageBatch", || world.sqs.clear_faults()).await;
+    };
+    let heartbeats = async {
+        let world = World::new().await;
+        let worker = world.start(&[default, RELAY, SHORT]).await;
+        let run = world.dispatch("t.single", r#"{"s":50}"#).await;
+        world.run_is(run, "running").await;
+        wait_for("readiness", async || (get(worker.health_port().await, "/healthz").0 == 200).then_some(())).await;
+        fault(&world, r#"{"op":"ChangeMessageVisibilityBatch","mode":"error","status":500,"code":"InternalError"}"#);
+        turns_bad_and_back(&world, &worker, "heartbeat:default", "ChangeMessageVisibilityBatch", || world.sqs.clear_faults()).await;
+    };
+    tokio::join!(receives, database, sends, heartbeats);
+}
+
+#[tokio::test]
+async fn each_loop_of_the_relay_has_its_own_health() {
+    let world = World::new().await;
+    // Room for a connection a queue.
+    let worker = world.start(&[("QUEUES", "bulk"), RELAY, ("MONALISA_CONCURRENCY", "t.platform=1"), ("DATABASE_POOL_SIZE", "10")]).await;
+    let port = worker.health_port().await;
+    wait_for("readiness", async || (get(port, "/healthz").0 == 200).then_some(())).await;
+    for queue in ["critical", "default", "bulk", "maintenance"] {
+        assert!(part(port, &format!("relay:{queue}")).1);
+    }
 }

@@ -41,4 +41,5 @@ mod worker_failures;
 mod worker_fencing;
 mod worker_heartbeat;
 mod worker_lost_answers;
+mod worker_outages;
 mod worker_slots;

@@ -448,6 +448,8 @@ impl Stress {
         let wrong: Vec<&String> =
             self.said.iter().filter(|line| line.contains("TRANSITION_REFUSED") || line.contains("panicked")).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
+        let refused = "select case when is_called then last_value else 0 end from public.refused";
+        assert_eq!(self.world.count(refused).await, 0, "a final run was to be changed");
         let events = self.world.db.query("select event, count(*) from work.run_events group by 1 order by 1", &[]).await.unwrap();
         println!(
             "{}",

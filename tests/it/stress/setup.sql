@@ -36,3 +36,14 @@ begin
 end $$;
 create constraint trigger commit_slowly after insert on public.effects deferrable initially deferred
   for each row when (new.note = 'slow') execute function public.commit_slowly();
+
+-- Whoever tries to change what is final is refused, and may not get to log it: a sequence keeps the count through the rollback.
+create sequence public.refused;
+create function public.note_refused() returns trigger language plpgsql security definer as $$
+begin
+  perform nextval('public.refused');
+  return new;
+end $$;
+create trigger a_note_refused before update on work.task_runs for each row
+  when (old.status in ('succeeded', 'failed', 'cancelled', 'skipped') and new.status <> old.status and new.generation = old.generation)
+  execute function public.note_refused();

@@ -29,6 +29,14 @@ impl World {
         self.one("select coalesce(last_error, '') from work.task_runs where run_id = $1", &[&run]).await.get(0)
     }
 
+    /// Dispatches runs that take a moment, some in SQL and some asleep.
+    pub async fn load(&self, runs: i32) {
+        let dispatch = "select case when i % 2 = 0 then work.dispatch('t.sleep', jsonb_build_object('s', 0.02 * (i % 7)), 1 + i % 5)
+                                    else work.dispatch('t.sql', '{\"q\":\"select pg_sleep(0.03)\"}', 1 + i % 5) end
+                          from generate_series(1, $1) i";
+        self.db.execute(dispatch, &[&runs]).await.unwrap();
+    }
+
     /// The worker that a run started on last.
     pub async fn worker_of(&self, run: Uuid) -> String {
         self.one("select worker from work.task_runs where run_id = $1", &[&run]).await.get(0)

@@ -45,6 +45,11 @@ impl PgServer {
         self.run("pg_ctl", &["-m", "immediate", "-t", "20", "stop"]);
     }
 
+    /// Stops it and starts it again. `mode` is fast or immediate.
+    pub fn restart(&self, mode: &str) {
+        self.run("pg_ctl", &["-m", mode, "-w", "-t", "60", "restart"]);
+    }
+
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }

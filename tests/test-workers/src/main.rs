@@ -204,13 +204,18 @@ struct Sql {
     s: f64,
     #[serde(default)]
     permanent: bool,
+    /// Seconds it waits for its statement before it fails by itself.
+    patience: Option<f64>,
 }
 
 task! { payload: Sql, handler: sql, name: "t.sql", queue: "default" }
 
 async fn sql(payload: Sql, run: &TaskRun) -> Result<(), TaskError> {
     effect(run, "sql").await?;
-    let done = run.transaction().await?.batch_execute(&payload.q).await;
+    let patience = payload.patience.map_or(Duration::MAX, Duration::from_secs_f64);
+    let Ok(done) = tokio::time::timeout(patience, run.transaction().await?.batch_execute(&payload.q)).await else {
+        return Err(TaskError::transient("the handler waits no longer"));
+    };
     tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
     match done {
         _ if payload.permanent => Err(TaskError::validation("it is no use")),
