@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory
+.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory bench-repair
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -78,3 +78,6 @@ bench-latency: setup ## Measure the time from commit to handler start at idle, w
 
 bench-memory: setup ## Measure the memory of a process while 100,000 rows are pending
 	@scripts/bench-memory
+
+bench-repair: setup ## Measure a repair of 10,000 lost runs among a million unfinished ones, and what starts beside it notice
+	@scripts/bench-repair

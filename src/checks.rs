@@ -52,27 +52,43 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
             row.try_get::<_, i32>("role_limit")?,
             row.try_get::<_, i32>("server_limit")?,
             row.try_get("version")?,
+            row.try_get("read_only")?,
         ))
     };
-    let (role, of_role, of_server, version): (_, _, _, i32) = read.await.map_err(Error::postgres(sql::ops::CONNECTIONS.name))?;
+    let (role, of_role, of_server, version, read_only): (_, _, _, i32, bool) =
+        read.await.map_err(Error::postgres(sql::ops::CONNECTIONS.name))?;
     let mut findings = Vec::new();
     if version < 150_000 {
         findings.push(Finding::fatal(format!("PostgreSQL is version {}", version / 10_000), "15 or later is needed"));
     }
-    let mend = |limit: i32| {
+    if read_only {
+        findings.push(Finding::warning(
+            "PostgreSQL takes no writes here: it is a standby, or default_transaction_read_only is on",
+            "give DATABASE_URL the address of the primary, or wait for the end of the failover; until then nothing is received",
+        ));
+    }
+    let mend = |raise: String, limit: i32| {
         format!(
-            "lower MONALISA_CONCURRENCY and with it DATABASE_POOL_SIZE, or raise the limit above {limit}; a deploy needs it twice for a while"
+            "either {raise} (while a deploy has two of them, {}), or lower MONALISA_CONCURRENCY and with it DATABASE_POOL_SIZE, which is \
+             {pool} here, to at most {limit}",
+            2 * pool
         )
     };
     if usize::try_from(of_role).is_ok_and(|limit| limit < pool) {
         let what = format!("the role {role} may have {of_role} connections and this process opens up to {pool}");
-        findings.push(Finding::fatal(what, format!("alter role {role} connection limit {pool}, or {}", mend(of_role))));
+        findings.push(Finding::fatal(what, mend(format!("alter role {role} connection limit {pool}"), of_role)));
     }
     if usize::try_from(of_server).is_ok_and(|limit| limit < pool) {
         let what = format!("the server allows {of_server} connections (max_connections) and this process opens up to {pool}");
-        findings.push(Finding::warning(what, mend(of_server)));
+        findings.push(Finding::warning(what, mend(format!("raise max_connections so that {pool} are left for this process"), of_server)));
     }
     Ok(findings)
+}
+
+/// What comes of it when no mail server is configured.
+pub(crate) fn of_mail(configured: bool) -> Option<Finding> {
+    let what = "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED";
+    (!configured).then(|| Finding::warning(what, "set MONALISA_SMTP_URL"))
 }
 
 /// How these queues and their dead-letter queues are, in their order.

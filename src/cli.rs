@@ -16,6 +16,7 @@ use crate::{
     catalogue::Catalogue,
     config::Reader,
     dlq::{self, Act, Filter},
+    doctor::{self, Program},
     error::Error,
     migrate, process,
     queue::Queue,
@@ -166,7 +167,7 @@ fn main(workers: Workers) -> ExitCode {
         Some(Command::Tasks(TasksCommand::Check)) => check(),
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
         Some(Command::Dlq(command)) => wait(dead_letters(command)),
-        Some(Command::Doctor) => wait(doctor()),
+        Some(Command::Doctor) => wait(examine()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -224,9 +225,11 @@ fn run(state: State) -> Result<(), Error> {
     process::work(state, Units::discover().map_err(Error::Config)?)
 }
 
-async fn doctor() -> Result<(), Error> {
-    let (config, plan, _) = process::configure(&Units::discover().map_err(Error::Config)?)?;
-    if crate::doctor::examine(&config, plan, say).await {
+async fn examine() -> Result<(), Error> {
+    let units = Units::discover().map_err(Error::Config)?;
+    let (config, plan, mailer) = process::configure(&units)?;
+    let program = Program { config: &config, plan, catalogue: &Catalogue::of(&units), mail: mailer.is_configured() };
+    if doctor::examine(&program, say).await {
         return Ok(());
     }
     Err(Error::Other("workers could not run here; see the problems above".to_owned()))

@@ -1,7 +1,8 @@
 //! `workers dlq`: look at dead letters, take them back, throw them away.
 //!
 //! A letter is deleted only after the transaction that made it superfluous has committed (I11); killed anywhere, the command leaves letters
-//! hidden for a while, and running it again goes on. Any number may run at once, beside workers and redrives by the console.
+//! hidden for a while, and running it again goes on. Any number may run at once, beside workers and redrives by the console. Each has a row
+//! in the audit from before it touches a letter on.
 
 use std::{
     collections::HashSet,
@@ -143,6 +144,9 @@ impl Outcome {
 }
 
 /// Goes through the dead-letter queues and does it; `say` gets a line at a time.
+///
+/// What it is about to do stands in the audit before the first letter is touched, and what became of it after the last one: a command that
+/// was killed leaves the first without the second.
 pub(crate) async fn handle(
     sqs: &Queues,
     database: &Client,
@@ -151,98 +155,164 @@ pub(crate) async fn handle(
     dry_run: bool,
     say: impl Fn(&str),
 ) -> Result<Outcome, Error> {
-    let began = database.query_one("select clock_timestamp() as now", &[]).await.and_then(|row| row.try_get("now"));
-    let began = began.map_err(Error::postgres("dlq clock"))?;
-    let mut outcome = Outcome::default();
+    let began = database.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
+    let began = began.map_err(Error::postgres(sql::ops::CLOCK.name))?;
+    let audit = if dry_run { None } else { Audit::begin(database, filter, act).await? };
+    let mut walk = Walk { sqs, database, filter, act, dry_run, began, say, outcome: Outcome::default() };
+    let mut done = Ok(());
     for queue in filter.queues() {
-        if outcome.matched < filter.limit {
-            let mut held = Vec::new();
-            let done = go_through(sqs, queue, database, filter, began, act, dry_run, &mut outcome, &mut held, &say).await;
-            release(sqs, queue, &held).await;
-            done?;
+        if done.is_ok() && walk.goes_on() {
+            done = walk.queue(queue).await;
         }
     }
-    if let (Act::Purge { reason }, false) = (act, dry_run) {
-        let detail = json!({ "deleted": outcome.deleted, "unit": filter.unit, "error": filter.error }).to_string();
-        let target = filter.queue.map_or("all", Queue::as_str);
-        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&"purge", &target, reason, &detail];
-        database.execute(sql::ops::AUDIT.text, parameters).await.map_err(Error::postgres(sql::ops::AUDIT.name))?;
-    }
-    Ok(outcome)
+    let noted = match audit {
+        Some(audit) => audit.end(&walk.outcome, done.as_ref().err()).await,
+        None => Ok(()),
+    };
+    done.and(noted).map(|()| walk.outcome)
 }
 
-#[allow(clippy::too_many_arguments, reason = "one caller; a struct would only repeat the names")]
-async fn go_through(
-    sqs: &Queues,
-    queue: Queue,
-    database: &Client,
-    filter: &Filter,
-    began: DateTime<Utc>,
-    act: &Act,
+/// The trace of a command in `work.actions`: a row at its begin, and one at its end.
+struct Audit<'a> {
+    database: &'a Client,
+    action: &'static str,
+    target: &'static str,
+    reason: &'a str,
+    /// Tells which end belongs to which begin.
+    command: Uuid,
+}
+
+impl Audit<'_> {
+    /// Notes which letters are meant; nothing for a command that does nothing to them.
+    async fn begin<'a>(database: &'a Client, filter: &Filter, act: &'a Act) -> Result<Option<Audit<'a>>, Error> {
+        let (action, reason, rate) = match act {
+            Act::Show => return Ok(None),
+            Act::Redrive { reason, per_second } => ("dlq redrive", reason, Some(*per_second)),
+            Act::Purge { reason } => ("dlq purge", reason, None),
+        };
+        let audit = Audit { database, action, target: filter.queue.map_or("all", Queue::as_str), reason, command: Uuid::new_v4() };
+        let seconds = |age: Option<Duration>| age.map(|age| age.as_secs());
+        let meant = json!({
+            "command": audit.command, "unit": filter.unit, "error": filter.error, "older_than_s": seconds(filter.older_than),
+            "newer_than_s": seconds(filter.newer_than), "limit": filter.limit, "rate": rate,
+        });
+        audit.note(action, meant).await?;
+        Ok(Some(audit))
+    }
+
+    /// Notes what became of them.
+    async fn end(&self, outcome: &Outcome, error: Option<&Error>) -> Result<(), Error> {
+        let became = json!({
+            "command": self.command, "matched": outcome.matched, "deleted": outcome.deleted, "reopened": outcome.reopened,
+            "renewed": outcome.renewed, "over": outcome.over, "left": outcome.left, "failed": error.map(ToString::to_string),
+        });
+        self.note(&format!("{} ended", self.action), became).await
+    }
+
+    /// What is null says nothing.
+    async fn note(&self, action: &str, mut detail: Value) -> Result<(), Error> {
+        if let Some(detail) = detail.as_object_mut() {
+            detail.retain(|_, value| !value.is_null());
+        }
+        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&action, &self.target, &self.reason, &detail.to_string()];
+        self.database.execute(sql::ops::AUDIT.text, parameters).await.map(drop).map_err(Error::postgres(sql::ops::AUDIT.name))
+    }
+}
+
+/// A command on its way through the dead-letter queues.
+struct Walk<'a, S> {
+    sqs: &'a Queues,
+    database: &'a Client,
+    filter: &'a Filter,
+    act: &'a Act,
     dry_run: bool,
-    outcome: &mut Outcome,
-    held: &mut Vec<String>,
-    say: &impl Fn(&str),
-) -> Result<(), Error> {
-    let mut seen = HashSet::new();
-    let mut shown = (Instant::now(), outcome.matched);
-    while outcome.matched < filter.limit {
-        let letters = sqs.receive_letters(queue, HIDE).await?;
-        let mut done = Vec::new();
-        let mut news = false;
-        for letter in letters.into_iter().map(Letter::read) {
-            let receipt = letter.raw.receipt.clone();
-            let new = seen.insert(letter.raw.message_id.clone());
-            news |= new;
-            if !new || outcome.matched >= filter.limit || !filter.takes(&letter, began) {
-                held.push(receipt);
-                continue;
-            }
-            outcome.matched += 1;
-            if dry_run || matches!(act, Act::Show) {
-                say(&letter.line(queue, began));
-                held.push(receipt);
-            } else if decide(database, &letter, act, outcome).await? {
-                done.push(receipt);
-            } else {
-                held.push(receipt);
-            }
-        }
-        delete(sqs, queue, &done).await?;
-        if shown.0.elapsed() > PROGRESS && outcome.matched > shown.1 && !matches!(act, Act::Show) {
-            shown = (Instant::now(), outcome.matched);
-            say(&format!("{queue}: {} so far", outcome.matched));
-        }
-        // Nothing, or only letters that came round again.
-        if !news || held.len() >= MOST_HELD {
-            return Ok(());
-        }
-    }
-    Ok(())
+    /// When it began, by the database clock.
+    began: DateTime<Utc>,
+    /// Gets a line at a time.
+    say: S,
+    outcome: Outcome,
 }
 
-/// Acts on one letter; whether it is to be deleted.
-async fn decide(database: &Client, letter: &Letter, act: &Act, outcome: &mut Outcome) -> Result<bool, Error> {
-    let Act::Redrive { reason, per_second } = act else {
-        outcome.deleted += 1;
-        return Ok(true);
-    };
-    let Some((run_id, generation)) = letter.run else {
-        outcome.left += 1;
-        return Ok(false);
-    };
-    let began = Instant::now();
-    let redriven = database.query_one(sql::ops::REDRIVE.text, &[&run_id, &generation, reason]).await;
-    let word: String = redriven.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(sql::ops::REDRIVE.name))?;
-    let (count, delete) = match word.as_str() {
-        "reopened" => (&mut outcome.reopened, true),
-        "renewed" => (&mut outcome.renewed, true),
-        "over" => (&mut outcome.over, true),
-        _ => (&mut outcome.left, false),
-    };
-    *count += 1;
-    tokio::time::sleep((Duration::from_secs(1) / *per_second).saturating_sub(began.elapsed())).await;
-    Ok(delete)
+impl<S: Fn(&str)> Walk<'_, S> {
+    /// Whether more letters may match.
+    fn goes_on(&self) -> bool {
+        self.outcome.matched < self.filter.limit
+    }
+
+    /// Goes through one queue, and gives back what stays in it.
+    async fn queue(&mut self, queue: Queue) -> Result<(), Error> {
+        let mut held = Vec::new();
+        let done = self.letters(queue, &mut held).await;
+        release(self.sqs, queue, &held).await;
+        done
+    }
+
+    async fn letters(&mut self, queue: Queue, held: &mut Vec<String>) -> Result<(), Error> {
+        let mut seen = HashSet::new();
+        let mut shown = (Instant::now(), self.outcome.matched);
+        while self.goes_on() {
+            let letters = self.sqs.receive_letters(queue, HIDE).await?;
+            let mut done = Vec::new();
+            let mut news = false;
+            for letter in letters.into_iter().map(Letter::read) {
+                let receipt = letter.raw.receipt.clone();
+                let new = seen.insert(letter.raw.message_id.clone());
+                news |= new;
+                if !new || !self.goes_on() || !self.filter.takes(&letter, self.began) {
+                    held.push(receipt);
+                    continue;
+                }
+                self.outcome.matched += 1;
+                if self.dry_run || matches!(self.act, Act::Show) {
+                    (self.say)(&letter.line(queue, self.began));
+                    held.push(receipt);
+                } else if self.decide(&letter).await? {
+                    done.push(receipt);
+                } else {
+                    held.push(receipt);
+                }
+            }
+            delete(self.sqs, queue, &done).await?;
+            if shown.0.elapsed() > PROGRESS && self.outcome.matched > shown.1 && !matches!(self.act, Act::Show) {
+                shown = (Instant::now(), self.outcome.matched);
+                (self.say)(&format!("{queue}: {} so far", self.outcome.matched));
+            }
+            // Nothing, or only letters that came round again.
+            if !news {
+                return Ok(());
+            }
+            if held.len() >= MOST_HELD {
+                (self.say)(&format!("{queue}: {MOST_HELD} letters stay where they are; behind them more may match"));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Acts on one letter; whether it is to be deleted.
+    async fn decide(&mut self, letter: &Letter) -> Result<bool, Error> {
+        let Act::Redrive { reason, per_second } = self.act else {
+            self.outcome.deleted += 1;
+            return Ok(true);
+        };
+        let Some((run_id, generation)) = letter.run else {
+            self.outcome.left += 1;
+            return Ok(false);
+        };
+        let began = Instant::now();
+        let redriven = self.database.query_one(sql::ops::REDRIVE.text, &[&run_id, &generation, reason]).await;
+        let word: String = redriven.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(sql::ops::REDRIVE.name))?;
+        let outcome = &mut self.outcome;
+        let (count, delete) = match word.as_str() {
+            "reopened" => (&mut outcome.reopened, true),
+            "renewed" => (&mut outcome.renewed, true),
+            "over" => (&mut outcome.over, true),
+            _ => (&mut outcome.left, false),
+        };
+        *count += 1;
+        tokio::time::sleep((Duration::from_secs(1) / *per_second).saturating_sub(began.elapsed())).await;
+        Ok(delete)
+    }
 }
 
 /// What cannot be deleted comes back and is found to be over.

@@ -1,21 +1,23 @@
 //! `workers doctor`: every boot check, and what of the work does not move; each with what to do. It changes nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use serde_json::Value;
 
 use crate::{
+    catalogue::Catalogue,
     checks::{self, Finding},
     config::Config,
     database::CONNECT_TIMEOUT,
     error::Error,
-    ledger, migrate,
+    migrate,
     pools::{self, PoolPlan},
     queue::Queue,
     sql,
     sqs::{Queues, Target},
     wake::{self, Waker},
+    worker::repair::Pass,
 };
 
 /// A row that is due for longer than this waits for a relay that is not there, or that SQS refuses.
@@ -24,14 +26,24 @@ const PENDING_LONG: f64 = 60.0;
 const UNSERVED: f64 = 120.0;
 /// Clocks that differ by more make AWS refuse signatures, from 15 minutes on.
 const SKEW: Duration = Duration::from_secs(60);
-/// Unfinished runs of a queue that are examined for lost messages.
-const EXAMINED: i64 = 10_000;
+/// How long the unfinished runs of a queue are examined for lost messages.
+const EXAMINED: Duration = Duration::from_secs(5);
+
+/// The program that is examined.
+pub(crate) struct Program<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) plan: PoolPlan,
+    pub(crate) catalogue: &'a Catalogue,
+    /// Whether it can send mail.
+    pub(crate) mail: bool,
+}
 
 /// Looks at everything; `say` gets a line for each thing. Whether all that is needed is there.
-pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str)) -> bool {
+pub(crate) async fn examine(program: &Program<'_>, say: impl Fn(&str)) -> bool {
+    let config = program.config;
     let mut well = true;
     let mut told = |what: &str, found: Result<Vec<Finding>, Error>| {
-        let findings = found.unwrap_or_else(|error| vec![Finding::fatal(error.to_string(), "until then nothing more can be said of it")]);
+        let findings = found.unwrap_or_else(|error| vec![unanswered(&error)]);
         if findings.is_empty() {
             say(&format!("ok       {what}"));
         }
@@ -41,14 +53,15 @@ pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str))
             say(&format!("         {}", finding.mend));
         }
     };
-    let warnings = config.warnings.iter().map(|warning| Finding::warning(warning.clone(), "correct it or take it away")).collect();
-    told("environment", Ok(warnings));
-    told("database", database_is_well(config, plan).await);
+    let warnings = config.warnings.iter().map(|warning| Finding::warning(warning.clone(), "correct it or take it away"));
+    told("environment", Ok(warnings.chain(checks::of_mail(program.mail)).collect()));
+    told("database", database_is_well(program).await);
     told("queues", queues_are_well(config).await);
     told("valkey", valkey_is_well(config).await);
     match config.database.pool("doctor", 1, Duration::from_secs(60), &tokio::runtime::Handle::current()) {
         Ok(pool) => match pools::get(&pool).await {
             Ok(mut connection) => {
+                told("catalogue", catalogue_is_loaded(&connection, program.catalogue).await);
                 told("outbox", outbox_is_well(&connection).await);
                 told("served", queues_are_served(&connection).await);
                 told("lost messages", nothing_is_lost(&mut connection, config).await);
@@ -60,13 +73,26 @@ pub(crate) async fn examine(config: &Config, plan: PoolPlan, say: impl Fn(&str))
     well
 }
 
-async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding>, Error> {
-    let client = config.database.connect("doctor").await?;
-    migrate::check(&client).await?;
-    let mut findings = checks::of_database(&client, plan.total()).await?;
+/// What could not be asked.
+fn unanswered(error: &Error) -> Finding {
+    let mend = match error {
+        Error::Pool(_) | Error::Unanswered { .. } | Error::Postgres { .. } => "check DATABASE_URL, its role, and the server",
+        Error::Sqs { .. } => "check MONALISA_SQS_ENDPOINT, MONALISA_SQS_REGION and the AWS credentials",
+        _ => "until then nothing more can be said of it",
+    };
+    Finding::fatal(error.to_string(), mend)
+}
+
+async fn database_is_well(program: &Program<'_>) -> Result<Vec<Finding>, Error> {
+    let client = program.config.database.connect("doctor").await?;
+    let mut findings = checks::of_database(&client, program.plan.total()).await?;
+    match migrate::check(&client).await {
+        Ok(newer) => findings.extend(newer),
+        Err(error) => findings.push(unanswered(&error)),
+    }
     let asked = Utc::now();
-    let row = client.query_one("select clock_timestamp()", &[]).await.map_err(Error::postgres("doctor clock"))?;
-    let there: chrono::DateTime<Utc> = row.try_get(0).map_err(Error::postgres("doctor clock"))?;
+    let there = client.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
+    let there: chrono::DateTime<Utc> = there.map_err(Error::postgres(sql::ops::CLOCK.name))?;
     let skew = (there - asked).abs();
     if skew.to_std().is_ok_and(|skew| skew > SKEW) {
         findings.push(Finding::warning(
@@ -75,6 +101,15 @@ async fn database_is_well(config: &Config, plan: PoolPlan) -> Result<Vec<Finding
         ));
     }
     Ok(findings)
+}
+
+/// Only what the database's catalogue holds can be dispatched.
+async fn catalogue_is_loaded(client: &tokio_postgres::Client, catalogue: &Catalogue) -> Result<Vec<Finding>, Error> {
+    if catalogue.compare(client).await? {
+        return Ok(Vec::new());
+    }
+    let what = "the units of this program are not those that the database holds: what it lacks cannot be dispatched";
+    Ok(vec![Finding::warning(what, "run workers migrate with this program, before the API is deployed")])
 }
 
 async fn queues_are_well(config: &Config) -> Result<Vec<Finding>, Error> {
@@ -162,12 +197,23 @@ async fn queues_are_served(client: &tokio_postgres::Client) -> Result<Vec<Findin
 async fn nothing_is_lost(connection: &mut deadpool_postgres::Object, config: &Config) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     for queue in Queue::ALL {
-        let lost = ledger::count_stranded(connection, queue, config.repair_after.of(queue), EXAMINED).await?;
+        let (mut lost, mut examined, began) = (0, 0, Instant::now());
+        let mut pass = Pass::new(queue, config.repair_after.of(queue));
+        loop {
+            let looked = pass.count(connection).await?;
+            let cut = looked.is_none();
+            if let Some(looked) = looked {
+                lost += looked.lost.len();
+                examined += looked.examined;
+            }
+            if !cut && !pass.goes_on() || began.elapsed() > EXAMINED {
+                break;
+            }
+        }
+        let cut = if pass.goes_on() { format!(" of the {examined} newest") } else { String::new() };
         if lost > 0 {
             findings.push(Finding::warning(
-                format!(
-                    "{lost} of the {EXAMINED} oldest unfinished runs of the queue {queue} have no message: their queue was served past them"
-                ),
+                format!("{lost}{cut} unfinished runs of the queue {queue} have no message: their queue was served past them"),
                 "the service with MONALISA_RELAY=true sends them anew each minute; if they stay, see its log",
             ));
         }

@@ -90,6 +90,11 @@ impl Error {
         self.sqlstate() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
+    /// Whether it took longer than its limit, and was ended for that.
+    pub fn is_out_of_time(&self) -> bool {
+        self.sqlstate() == Some(&SqlState::QUERY_CANCELED)
+    }
+
     /// Whether the session itself is gone or of no use any more: lost, shut down, on a server that is now read-only, or with prepared
     /// statements that fit no more.
     pub fn session_is_gone(&self) -> bool {

@@ -20,6 +20,9 @@ use crate::{
 /// How long a re-issue waits for a relay that holds the outbox row.
 const REISSUE_LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
 
+/// Nobody has reason to hold the outbox row of a run that nothing brings; who does is not waited for.
+const REPAIR_LIMITS: &str = "set local lock_timeout = '200ms'; set local statement_timeout = '8s'";
+
 /// A message as the judge sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Delivery {
@@ -376,73 +379,89 @@ pub(crate) async fn serve(client: &impl GenericClient, queue: Queue, seen: Optio
     now.ok_or_else(|| Error::Other(format!("{} answered nothing", sql::queues::SERVE.name)))
 }
 
-/// The run that a batch of a repair ended with: the time it was due, as PostgreSQL writes it, since that may be infinite.
+/// Where a look at unfinished runs ended: the time as PostgreSQL writes it, since it may be infinite, and the run, unless it was the end of
+/// its window.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Cursor {
     available_at: String,
-    run_id: Uuid,
+    run_id: Option<Uuid>,
 }
 
-/// What a batch of a repair did.
+/// Which unfinished runs are examined, newest first.
+#[derive(Debug, Clone)]
+pub(crate) struct Look {
+    /// Of which queue.
+    pub(crate) queue: Queue,
+    /// How far the queue must have been served past a run whose message is lost.
+    pub(crate) bound: Duration,
+    /// Where the look before ended.
+    pub(crate) after: Option<Cursor>,
+    /// How far back it goes from there; none: to the oldest.
+    pub(crate) window: Option<Duration>,
+    /// How many at most.
+    pub(crate) limit: i64,
+    /// How long it may take.
+    pub(crate) within: Duration,
+}
+
+/// What a look found.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Repaired {
-    /// Runs that are sent anew, those that failed included.
-    pub(crate) runs: Vec<Uuid>,
-    /// How many of them failed with `WORKER_LOST`: their dead letters are pending.
+pub(crate) struct Looked {
+    /// How many runs were there.
+    pub(crate) examined: usize,
+    /// Those whose message is lost. After a repair: those that are sent anew, those that failed included.
+    pub(crate) lost: Vec<Uuid>,
+    /// How many of them a repair has failed with `WORKER_LOST`: their dead letters are pending.
     pub(crate) failed: usize,
-    /// Where the next batch goes on; `None` at the end.
+    /// Where the next look goes on; `None` at the end.
     pub(crate) next: Option<Cursor>,
 }
 
-/// Examines `limit` unfinished runs of a queue and locks those whose message is lost; where the next batch goes on.
-async fn stranded(
-    client: &impl GenericClient,
-    queue: Queue,
-    bound: Duration,
-    after: Option<&Cursor>,
-    limit: i64,
-) -> Result<(Vec<Uuid>, Option<Cursor>), Error> {
-    let (cursor, last) = (after.map(|after| after.available_at.as_str()), after.map(|after| after.run_id));
-    let examined =
-        rows(client, sql::runs::STRANDED, &[&queue.as_str(), /* bound_s */ &bound.as_secs_f64(), &cursor, &last, &limit]).await?;
-    let mut lost: Vec<Uuid> = Vec::new();
-    let mut next = None;
-    for row in &examined {
+/// Examines unfinished runs and locks those whose message is lost.
+async fn stranded(transaction: &Transaction<'_>, look: &Look) -> Result<Looked, Error> {
+    // What is set is this transaction's.
+    let limit = format!("set local statement_timeout = {}", look.within.as_millis());
+    pools::answered("look limit", transaction.batch_execute(&limit)).await?;
+    let (cursor, last) = (look.after.as_ref().map(|after| after.available_at.as_str()), look.after.as_ref().and_then(|after| after.run_id));
+    let (bound, window) = (look.bound.as_secs_f64(), look.window.map(|window| window.as_secs_f64()));
+    let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
+        &[&look.queue.as_str(), /* bound_s */ &bound, &cursor, &last, /* window_s */ &window, &look.limit];
+    let answer = rows(transaction, sql::runs::STRANDED, parameters).await?;
+    let mut looked = Looked { examined: 0, lost: Vec::new(), failed: 0, next: None };
+    for row in &answer {
         let read = || -> Result<_, tokio_postgres::Error> {
-            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get("stranded")?))
+            Ok((Cursor { available_at: row.try_get("available_at")?, run_id: row.try_get("run_id")? }, row.try_get::<_, bool>("stranded")?))
         };
-        let (examined, stranded) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
-        lost.extend(Some(examined.run_id).filter(|_| stranded));
-        next = Some(examined);
+        let (cursor, stranded) = read().map_err(Error::postgres(sql::runs::STRANDED.name))?;
+        looked.examined += usize::from(cursor.run_id.is_some());
+        looked.lost.extend(cursor.run_id.filter(|_| stranded));
+        let end = cursor.run_id.is_none() && cursor.available_at == "-infinity";
+        looked.next = Some(cursor).filter(|_| !end);
     }
-    Ok((lost, next.filter(|_| examined.len() as i64 == limit)))
+    Ok(looked)
 }
 
-/// Examines `limit` unfinished runs of a queue and re-issues those whose message is lost, in one transaction.
-pub(crate) async fn repair(
-    connection: &mut Object,
-    queue: Queue,
-    bound: Duration,
-    after: Option<&Cursor>,
-    limit: i64,
-) -> Result<Repaired, Error> {
+/// Examines unfinished runs and re-issues those whose message is lost, in one transaction.
+pub(crate) async fn repair(connection: &mut Object, look: &Look) -> Result<Looked, Error> {
     let transaction = begin(connection).await?;
-    let (stranded, next) = stranded(&transaction, queue, bound, after, limit).await?;
-    let repaired = if stranded.is_empty() { Vec::new() } else { rows(&transaction, sql::runs::REPAIR, &[&stranded]).await? };
-    let runs = ids(&repaired, sql::runs::REPAIR)?;
-    let failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();
-    reissue(&transaction, &runs).await?;
+    let mut looked = stranded(&transaction, look).await?;
+    if !looked.lost.is_empty() {
+        pools::answered("repair limit", transaction.batch_execute(REPAIR_LIMITS)).await?;
+        let repaired = rows(&transaction, sql::runs::REPAIR, &[&looked.lost]).await?;
+        looked.lost = ids(&repaired, sql::runs::REPAIR)?;
+        looked.failed = repaired.iter().filter(|row| row.try_get::<_, &str>("status").is_ok_and(|status| status == "failed")).count();
+        reissue(&transaction, &looked.lost).await?;
+    }
     commit(transaction, sql::runs::REPAIR.name).await?;
-    Ok(Repaired { runs, failed, next })
+    Ok(looked)
 }
 
-/// How many runs repair would send anew; counts no further than `most` unfinished runs.
-pub(crate) async fn count_stranded(connection: &mut Object, queue: Queue, bound: Duration, most: i64) -> Result<usize, Error> {
-    // What it locks is let go at once.
+/// What a repair would do; it changes nothing, and what it locks is let go at once.
+pub(crate) async fn count_stranded(connection: &mut Object, look: &Look) -> Result<Looked, Error> {
     let transaction = begin(connection).await?;
-    let (lost, _) = stranded(&transaction, queue, bound, None, most).await?;
-    pools::answered("doctor rollback", transaction.rollback()).await?;
-    Ok(lost.len())
+    let looked = stranded(&transaction, look).await?;
+    pools::answered("look rollback", transaction.rollback()).await?;
+    Ok(looked)
 }
 
 /// Re-issues unfinished runs as they are; a message of one that is final needs no successor.

@@ -1,10 +1,10 @@
-//! Migrations under an advisory lock, then everything that is applied anew: functions, guards, grants, the catalogue.
+//! Migrations under an advisory lock, then everything that is applied anew: functions, guards, grants, the catalogue; then indexes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, error::SqlState};
 
-use crate::{catalogue::Catalogue, database::Database, error::Error, sql};
+use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, sql};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -15,6 +15,8 @@ const LOCK: i64 = 0x006d_6f6e_616c_6973; // "monalis"
 /// How long a statement waits for a table that somebody holds, so that nobody queues behind it for long.
 const LOCK_TIMEOUT: &str = "5s";
 const TRIES: u32 = 5;
+/// How long another migration is waited for: it may be making an index of a large table.
+const LONGEST_TURN: Duration = Duration::from_secs(3_600);
 
 /// What a migration did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,12 +39,12 @@ pub(crate) fn newest() -> i32 {
 pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
     let mut client = database.connect("migrate").await?;
     client
-        .batch_execute("set statement_timeout = 0; set lock_timeout = '10min'; set idle_in_transaction_session_timeout = '10min'")
+        .batch_execute(&format!(
+            "set statement_timeout = 0; set lock_timeout = '{LOCK_TIMEOUT}'; set idle_in_transaction_session_timeout = '10min'"
+        ))
         .await
         .map_err(Error::postgres("migrate"))?;
-    // Held by the session: a killed process gives it back.
-    client.execute("select pg_advisory_lock($1)", &[&LOCK]).await.map_err(Error::postgres("migrate lock"))?;
-    client.batch_execute(&format!("set lock_timeout = '{LOCK_TIMEOUT}'")).await.map_err(Error::postgres("migrate"))?;
+    lock(&client).await?;
 
     let mut attempt = 1;
     loop {
@@ -52,9 +54,51 @@ pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) 
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 attempt += 1;
             }
-            done => return done,
+            Err(error) => return Err(error),
+            Ok(migrated) => {
+                make_indexes(&client).await?;
+                return Ok(migrated);
+            }
         }
     }
+}
+
+/// Makes the indexes that are missing or were left half made, without holding anybody up. It waits for transactions that began before,
+/// however long they last.
+async fn make_indexes(client: &Client) -> Result<(), Error> {
+    client.batch_execute("set lock_timeout = 0").await.map_err(Error::postgres("migrate"))?;
+    for index in sql::INDEXES {
+        let state = client.query_opt(sql::ops::INDEX_STATE.text, &[/* name */ &index.name]).await;
+        let valid: Option<bool> =
+            state.and_then(|row| row.map(|row| row.try_get("valid")).transpose()).map_err(Error::postgres(sql::ops::INDEX_STATE.name))?;
+        if valid != Some(true) {
+            tracing::info!(index = index.name, "making an index; transactions that began before are waited for");
+            drop_index(client, index.name).await?;
+            client.batch_execute(index.statement.text).await.map_err(Error::postgres(index.statement.name))?;
+        }
+        if let Some(replaced) = index.replaces {
+            drop_index(client, replaced).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn drop_index(client: &Client, name: &'static str) -> Result<(), Error> {
+    client.batch_execute(&format!("drop index concurrently if exists work.{name}")).await.map_err(Error::postgres("drop index"))
+}
+
+/// Waits for its turn. The lock is held by the session: a killed process gives it back. It is asked for again and again, since whoever
+/// waited for it in PostgreSQL would be waited for by an index that is made meanwhile.
+async fn lock(client: &Client) -> Result<(), Error> {
+    let began = Instant::now();
+    while began.elapsed() < LONGEST_TURN {
+        let taken = client.query_one("select pg_try_advisory_lock($1)", &[&LOCK]).await.and_then(|row| row.try_get(0));
+        if taken.map_err(Error::postgres("migrate lock"))? {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Err(Error::Busy(format!("another migration has been at work for {} minutes; see what it waits for", LONGEST_TURN.as_secs() / 60)))
 }
 
 async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
@@ -85,7 +129,9 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
     let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version = version.and_then(|row| row.try_get("version")).map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?;
     transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
-    warn_of_newer(version);
+    if let Some(newer) = newer(version) {
+        tracing::warn!("{newer}");
+    }
     Ok(Migrated { applied, catalogue, version })
 }
 
@@ -118,7 +164,7 @@ fn is_busy(error: &Error) -> bool {
 }
 
 /// Checks the schema at boot: an older one is refused, a newer one is a warning.
-pub(crate) async fn check(client: &Client) -> Result<(), Error> {
+pub(crate) async fn check(client: &Client) -> Result<Option<Finding>, Error> {
     let version = client.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version: Option<i32> = match version {
         Ok(row) => row.try_get("version").map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?,
@@ -131,28 +177,28 @@ pub(crate) async fn check(client: &Client) -> Result<(), Error> {
         }
         Err(error) => return Err(Error::Postgres { statement: sql::ops::SCHEMA_VERSION.name, source: error }),
     };
-    match (version, newest()) {
+    let newer = match (version, newest()) {
         (None, _) => Err(Error::Other("the database has no schema `work` yet: run make migrate (workers migrate)".to_owned())),
         (Some(found), newest) if found < newest => Err(Error::Other(format!(
             "the schema is at version {found}, this program needs {newest}: run make migrate (workers migrate) before starting it"
         ))),
-        (Some(found), _) => {
-            warn_of_newer(found);
-            Ok(())
-        }
+        (Some(found), _) => Ok(newer(found)),
     }?;
     let asked = client.query_one(sql::ops::MAY_WORK.text, &[]).await;
     let (may, role): (bool, String) =
         asked.and_then(|row| Ok((row.try_get("may")?, row.try_get("role")?))).map_err(Error::postgres(sql::ops::MAY_WORK.name))?;
     if may {
-        return Ok(());
+        return Ok(newer);
     }
     Err(Error::Other(format!("the role {role} may not work here and would see no run: grant monalisa_worker to {role}")))
 }
 
-fn warn_of_newer(found: i32) {
+fn newer(found: i32) -> Option<Finding> {
     let newest = newest();
-    if found > newest {
-        tracing::warn!(found, newest, "the schema is newer than this program; going on");
-    }
+    (found > newest).then(|| {
+        Finding::warning(
+            format!("the schema is newer than this program: version {found}, and {newest} here"),
+            "it goes on all the same; deploy the program that migrated last",
+        )
+    })
 }

@@ -85,10 +85,12 @@ statements! {
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",
+        INDEX_STATE = "ops/index_state",
         MAY_WORK = "ops/may_work",
         CONNECTIONS = "ops/connections",
         OUTBOX_HEALTH = "ops/outbox_health",
         QUEUE_HEALTH = "ops/queue_health",
+        CLOCK = "ops/clock",
         REDRIVE = "ops/redrive",
         AUDIT = "ops/audit",
     }
@@ -96,6 +98,24 @@ statements! {
 
 /// The roles, made before anything else.
 pub const ROLES: Statement = file!("ops/roles");
+
+/// An index that came after the first schema. It is made beside the work that goes on, so in no transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct Index {
+    /// Its name in schema `work`.
+    pub name: &'static str,
+    /// The file that makes it.
+    pub statement: Statement,
+    /// The one that it makes superfluous.
+    pub replaces: Option<&'static str>,
+}
+
+/// What `workers migrate` makes after everything else, where it is not there.
+pub const INDEXES: &[Index] = &[Index {
+    name: "task_runs_unfinished_due_idx",
+    statement: file!("indexes/task_runs_unfinished_due_idx"),
+    replaces: Some("task_runs_unfinished_idx"),
+}];
 
 /// What `workers migrate` applies anew after the migrations: functions, then guards, then grants.
 pub const REAPPLIED: &[Statement] = &[

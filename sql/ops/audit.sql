@@ -1,4 +1,4 @@
--- ops/audit: note what an operator did by a command
+-- ops/audit: note what an operator is about to do by a command, or what became of it
 -- $1 action  text
 -- $2 target  text, a queue or all
 -- $3 reason  text

@@ -1,7 +1,7 @@
 -- ops/queue_health: how far workers have served each queue, and the oldest run that could have been started
 -- returns   queue text, seen_s float8 (null: never), waiting_s float8 (null: nothing waits)
 -- caller    src/doctor.rs
--- index     task_runs_unfinished_idx
+-- index     task_runs_unfinished_due_idx
 -- locks     none
 -- plan      one index probe a queue
 select q.queue,

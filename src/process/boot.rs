@@ -1,8 +1,15 @@
 //! What is checked before anything starts.
 
 use crate::{
-    checks, config::Config, error::Error, migrate, pools::PoolPlan, sqs::Queues, unit::Units,
-    units::identity_login_notification_email::Mailer, worker::slots::Slots,
+    checks::{self, Finding},
+    config::Config,
+    error::Error,
+    migrate,
+    pools::PoolPlan,
+    sqs::Queues,
+    unit::Units,
+    units::identity_login_notification_email::Mailer,
+    worker::slots::Slots,
 };
 
 /// Reads the environment and compares it with the units: all problems at once. Within a runtime, which the mailer needs.
@@ -27,8 +34,8 @@ pub(crate) fn configure(units: &Units) -> Result<(Config, PoolPlan, Mailer), Err
 /// Checks database and queues; what the process cannot work with is one error, the rest are warnings.
 pub(super) async fn check_surroundings(config: &Config, plan: PoolPlan, sqs: &Queues) -> Result<(), Error> {
     let database = config.database.connect("boot").await?;
-    migrate::check(&database).await?;
-    let mut findings = checks::of_database(&database, plan.total()).await?;
+    let mut findings: Vec<Finding> = migrate::check(&database).await?.into_iter().collect();
+    findings.extend(checks::of_database(&database, plan.total()).await?);
     let states = checks::queue_states(sqs, &config.used_queues()).await?;
     findings.extend(checks::of_queues(sqs, &states, &config.visibility));
     let (fatal, warnings): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.fatal);

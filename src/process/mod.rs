@@ -17,6 +17,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    checks,
     config::Config,
     drive::{Pulse, Repeated, drive},
     error::Error,
@@ -119,10 +120,8 @@ impl Process {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
-        if !mailer.is_configured() {
-            tracing::warn!(
-                "no mail server is configured: identity.login_notification_email fails with SMTP_NOT_CONFIGURED; set MONALISA_SMTP_URL"
-            );
+        if let Some(warning) = checks::of_mail(mailer.is_configured()) {
+            tracing::warn!("{warning}");
         }
         state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
         let listener = health::bind(config.health_port).await?;

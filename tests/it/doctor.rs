@@ -4,12 +4,19 @@ use aws_sdk_sqs::types::QueueAttributeName;
 
 use crate::{
     config::refused,
-    support::{RELAY, World, wait_for},
+    support::{RELAY, World, connect, wait_for},
 };
+
+const MAIL: [(&str, &str); 2] = [("MONALISA_SMTP_URL", "smtp://127.0.0.1:25"), ("MONALISA_SMTP_FROM", "no-reply@example.org")];
 
 /// Runs the doctor; whether it found all that is needed, and what it said.
 fn doctor(world: &World) -> (bool, String) {
-    let done = world.command_with("workers", &["doctor"], &[RELAY]);
+    doctor_with(world, &[])
+}
+
+/// The same with other variables.
+fn doctor_with(world: &World, changes: &[(&str, &str)]) -> (bool, String) {
+    let done = world.command_with("test-workers", &["doctor"], &[&[RELAY], &MAIL[..], changes].concat());
     (done.status.success(), String::from_utf8(done.stdout).unwrap())
 }
 
@@ -34,7 +41,7 @@ async fn where_all_is_well_the_doctor_says_so() {
     let (well, said) = doctor(&world);
     assert!(well, "{said}");
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 7, "{said}");
+    assert_eq!(lines.len(), 8, "{said}");
     assert!(lines.iter().all(|line| line.starts_with("ok ")), "{said}");
 }
 
@@ -81,7 +88,13 @@ async fn a_role_that_may_not_have_the_connections_is_refused_with_both_numbers()
     let changes = [("DATABASE_URL", url.as_str()), ("QUEUES", "bulk"), ("MONALISA_CONCURRENCY", "t.platform=4")];
     let text = refused(&world, &changes).await;
     assert!(text.contains("may have 6 connections and this process opens up to 10"), "{text}");
-    assert!(text.contains(&format!("alter role {role} connection limit 10")), "{text}");
+    for way_out in [
+        &*format!("alter role {role} connection limit 10"),
+        "lower MONALISA_CONCURRENCY",
+        "DATABASE_POOL_SIZE, which is 10 here, to at most 6",
+    ] {
+        assert!(text.contains(way_out), "{way_out}: {text}");
+    }
     world.db.batch_execute(&format!("alter role {role} connection limit 10")).await.unwrap();
     let worker = world.start(&changes).await;
     drop(worker);
@@ -124,8 +137,57 @@ async fn what_does_not_move_is_named() {
         .await
         .unwrap();
     let (_, said) = doctor(&world);
-    assert!(said.contains("3 of the 10000 oldest unfinished runs of the queue default have no message"), "{said}");
+    assert!(said.contains("3 unfinished runs of the queue default have no message"), "{said}");
     assert_eq!(world.count("select count(*) from work.task_runs where repairs > 0").await, 0, "it changes nothing");
+}
+
+#[tokio::test]
+async fn whatever_the_boot_would_refuse_or_warn_of_is_said_with_the_mend() {
+    let world = World::new().await;
+    let nobody = "127.0.0.1:9";
+    let api = world.url(Some("test_api"));
+    let away = format!("postgres://postgres@{nobody}/monalisa");
+    let sqs = format!("http://{nobody}");
+    for (changes, well, what, mend) in [
+        (&[("MONALISA_SMTP_URL", ""), ("MONALISA_SMTP_FROM", "")][..], true, "no mail server is configured", "set MONALISA_SMTP_URL"),
+        (&[("MONALISA_RELAI", "true")], true, "MONALISA_RELAI", "correct it or take it away"),
+        (&[("DATABASE_URL", &api)], false, "the role in DATABASE_URL may not work here", "grant monalisa_worker to it"),
+        (&[("DATABASE_URL", &away)], false, "PROBLEM  database: ", "check DATABASE_URL, its role, and the server"),
+        (&[("MONALISA_SQS_ENDPOINT", &sqs)], false, "PROBLEM  queues: ", "check MONALISA_SQS_ENDPOINT"),
+        (&[("MONALISA_VALKEY_URL", "redis://127.0.0.1:9/")], true, "warning  valkey: ", "check MONALISA_VALKEY_URL"),
+    ] {
+        let (found, said) = doctor_with(&world, changes);
+        assert!(found == well && said.contains(what) && said.contains(mend), "{changes:?}: {said}");
+        // One thing that is wrong hides no other.
+        assert!(["environment", "database", "queues", "valkey"].iter().all(|what| said.contains(&format!(" {what}"))), "{said}");
+    }
+    for (change, well, what, mend) in [
+        (
+            "update work.schema_history set version = version + 1",
+            true,
+            "newer than this program: version 2, and 1 here",
+            "deploy the program",
+        ),
+        ("update work.catalogues set hash = 'another'", true, "not those that the database holds", "run workers migrate"),
+        ("update work.schema_history set version = 0", false, "the schema is at version 0", "workers migrate"),
+        ("drop schema work cascade", false, "has no schema `work` yet", "workers migrate"),
+    ] {
+        world.db.batch_execute(change).await.unwrap();
+        let (found, said) = doctor(&world);
+        assert!(found == well && said.contains(what) && said.contains(mend), "{change}: {said}");
+    }
+    let refused = world.command_with("test-workers", &["doctor"], &[("QUEUES", "urgent"), ("MONALISA_SQS_WAIT_SECONDS", "99")]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("QUEUES") && said.contains("MONALISA_SQS_WAIT_SECONDS"), "{said}");
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_writes_is_named() {
+    let world = World::new().await;
+    let name: String = world.one("select current_database()::text", &[]).await.get(0);
+    world.db.batch_execute(&format!("alter database {name} set default_transaction_read_only = on")).await.unwrap();
+    let (well, said) = doctor(&world);
+    assert!(!well && said.contains("takes no writes here") && said.contains("the address of the primary"), "{said}");
 }
 
 /// The fenced blocks of a language in the page for ops.
@@ -144,9 +206,11 @@ async fn every_command_and_query_of_the_page_for_ops_works() {
     world.messages_are("default-dlq", 2).await;
     drop(workers);
     world.dispatch("t.ok", "{}").await;
+    let operator = connect(&world.url(Some("test_operator"))).await;
     for query in blocks("sql") {
-        world.db.batch_execute(&query).await.unwrap_or_else(|error| panic!("{query}: {error:?}"));
+        operator.batch_execute(&query).await.unwrap_or_else(|error| panic!("{query}: {error:?}"));
     }
+    assert_eq!(world.count("select count(*) from work.run_events where event in ('cancelled', 'retried')").await, 2);
     let commands = blocks("sh").concat();
     assert!(commands.lines().count() >= 5);
     for command in commands.lines() {
@@ -154,7 +218,9 @@ async fn every_command_and_query_of_the_page_for_ops_works() {
         let words = std::process::Command::new("bash").args(["-c", &format!("printf '%s\\n' {command}")]).output().unwrap();
         let words = String::from_utf8(words.stdout).unwrap();
         let (program, arguments) = words.split_once('\n').unwrap();
-        let done = world.command_with(program, &arguments.lines().collect::<Vec<_>>(), &[RELAY]);
+        let role = if arguments.starts_with("dlq") { "test_operator" } else { "test_worker" };
+        let url = world.url(Some(role));
+        let done = world.command_with(program, &arguments.lines().collect::<Vec<_>>(), &[RELAY, ("DATABASE_URL", &url)]);
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
     }
     // One was retried by hand, its letter thrown away; the other reopened by the redrive.

@@ -131,7 +131,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/condemn" => format!("'{run}'"),
         "runs/reopen" => format!("'{}', 1, 'w'", &list("status = 'failed'").await[..36]),
         "runs/postpone" => format!("'{{{queued}}}', '{{5,5,5,5,5}}'"),
-        "runs/stranded" => "'default', 100, null, null, 1000".to_owned(),
+        "runs/stranded" => "'default', 100, null, null, 864000, 1000".to_owned(),
         "runs/repair" => format!("'{{{queued}}}'"),
         "queues/serve" => "'default', now()".to_owned(),
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
@@ -139,7 +139,8 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "catalogue/matches" => format!("'{catalogue}'"),
         "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
-        "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
+        "ops/index_state" => "'task_runs_pkey'".to_owned(),
+        "ops/clock" | "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }
 }
@@ -185,7 +186,7 @@ async fn no_statement_scans_a_large_table_and_each_uses_the_index_it_names() {
         // From the lower bound on and to the upper one, whatever lies around them.
         let bounded = match statement.name {
             name if name.ends_with("/claim") => Some(("_pending_idx", "available_at <=")),
-            "runs/stranded" => Some(("_unfinished_idx", "available_at <")),
+            "runs/stranded" => Some(("_unfinished_due_idx", "available_at <")),
             _ => None,
         };
         if let Some((ending, upper)) = bounded {

@@ -1,5 +1,6 @@
-//! `bench engine` measures the SQS engine alone; `bench start` measures from commit to handler start on running workers. Both measure
-//! one at a time on an idle system, as often as MEASUREMENTS says, and print `median p95 longest` in milliseconds.
+//! `bench engine` measures the SQS engine alone; `bench start` measures from commit to handler start on running workers; `bench dispatch`
+//! measures a dispatch with its commit. They measure one at a time, as often as MEASUREMENTS says, and print `median p95 longest` in
+//! milliseconds.
 
 mod engine;
 mod start;
@@ -13,7 +14,8 @@ async fn main() -> ExitCode {
     let measured = match std::env::args().nth(1).as_deref() {
         Some("engine") => engine::measure().await,
         Some("start") => start::measure().await,
-        _ => Err("bench engine | bench start".into()),
+        Some("dispatch") => start::measure_dispatch().await,
+        _ => Err("bench engine | bench start | bench dispatch".into()),
     };
     match measured.and_then(|times| summary(times).ok_or_else(|| "nothing was measured".into())) {
         Ok(line) => {

@@ -1,4 +1,4 @@
-//! How long it takes from the end of a commit to the start of the handler, both by the database's clock.
+//! How long it takes from the end of a commit to the start of the handler, both by the database's clock; and how long a dispatch takes.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,22 @@ pub(crate) async fn measure() -> Result<Vec<f64>> {
     Ok(times)
 }
 
+/// How long a dispatch takes its caller, the commit included.
+pub(crate) async fn measure_dispatch() -> Result<Vec<f64>> {
+    let (client, connection) = tokio_postgres::connect(&variable("DATABASE_URL")?, NoTls).await?;
+    tokio::spawn(connection);
+    let mut times = Vec::new();
+    for number in 0..=measurements() {
+        tokio::time::sleep(Duration::from_millis(rand::random_range(20..100))).await;
+        let began = Instant::now();
+        dispatch(&client).await?;
+        if number > 0 {
+            times.push(began.elapsed().as_secs_f64() * 1_000.0);
+        }
+    }
+    Ok(times)
+}
+
 /// The run's id, and when the commit was over.
 async fn dispatch(client: &Client) -> Result<(String, f64)> {
     let answers = client.simple_query(DISPATCH).await?;
@@ -50,7 +66,8 @@ async fn started(client: &Client, run_id: &str) -> Result<f64> {
     let asked = Instant::now();
     while asked.elapsed() < Duration::from_secs(30) {
         tokio::time::sleep(Duration::from_millis(25)).await;
-        let query = "select extract(epoch from started_at)::float8 from work.task_runs where run_id::text = $1 and status = 'succeeded'";
+        let query =
+            "select extract(epoch from started_at)::float8 from work.task_runs where run_id = $1::text::uuid and status = 'succeeded'";
         if let Some(row) = client.query_opt(query, &[&run_id]).await? {
             return Ok(row.try_get(0)?);
         }

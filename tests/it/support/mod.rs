@@ -87,7 +87,8 @@ async fn template() -> &'static str {
             use std::hash::{DefaultHasher, Hash, Hasher};
             let mut hasher = DefaultHasher::new();
             include_str!("../../../migrations/V1__schema.sql").hash(&mut hasher);
-            for statement in monalisa::sql::REAPPLIED {
+            let indexes = monalisa::sql::INDEXES.iter().map(|index| index.statement);
+            for statement in monalisa::sql::REAPPLIED.iter().copied().chain(indexes) {
                 statement.text.hash(&mut hasher);
             }
             include_str!("../../test-workers/src/main.rs").hash(&mut hasher);
