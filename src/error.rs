@@ -95,6 +95,11 @@ impl Error {
         self.sqlstate() == Some(&SqlState::QUERY_CANCELED)
     }
 
+    /// Whether PostgreSQL could not be reached at all.
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, Error::Unanswered { .. } | Error::Pool(_))
+    }
+
     /// Whether the session itself is gone or of no use any more: lost, shut down, on a server that is now read-only, or with prepared
     /// statements that fit no more.
     pub fn session_is_gone(&self) -> bool {

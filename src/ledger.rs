@@ -125,13 +125,14 @@ async fn query(
     client.query(&prepared, parameters).await
 }
 
-/// Judges messages, in their order.
-pub async fn judge(client: &impl GenericClient, deliveries: &[Delivery], known: &[&str]) -> Result<Vec<Verdict>, Error> {
+/// Judges messages, in their order. Lapsed leases are spared so long.
+pub async fn judge(client: &impl GenericClient, deliveries: &[Delivery], known: &[&str], spare: Duration) -> Result<Vec<Verdict>, Error> {
     let run_ids: Vec<Uuid> = deliveries.iter().map(|delivery| delivery.run_id).collect();
     let generations: Vec<i32> = deliveries.iter().map(|delivery| delivery.generation).collect();
     let marks: Vec<i32> = deliveries.iter().map(|delivery| delivery.mark).collect();
     let receives: Vec<i32> = deliveries.iter().map(|delivery| delivery.receives).collect();
-    let judged = rows(client, sql::runs::JUDGE, &[&run_ids, &generations, &marks, &receives, &known]).await?;
+    let judged =
+        rows(client, sql::runs::JUDGE, &[&run_ids, &generations, &marks, &receives, &known, /* spare_s */ &spare.as_secs_f64()]).await?;
     judged.iter().map(verdict).collect::<Result<_, _>>().map_err(Error::postgres(sql::runs::JUDGE.name))
 }
 

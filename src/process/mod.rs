@@ -32,6 +32,7 @@ use crate::{
     worker::{
         Wakes, Worker,
         holds::{Heart, Holds},
+        outage::Outage,
         poll::Poller,
         repair::Repairer,
         seen::Seen,
@@ -148,6 +149,7 @@ impl Process {
             seen: Seen::default(),
             settlers: Settlers::start(&sqs, &config.queues, |settler| drop(tokio::spawn(parts.loud("settler", settler)))),
             trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
+            outage: Outage::default(),
             database: parts.pulse("database"),
             wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
             handlers: handlers.handle().clone(),

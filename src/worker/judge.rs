@@ -33,7 +33,7 @@ impl Worker {
         let verdicts = self
             .until_answered("judging messages", || async {
                 let session = self.pools.control().await?;
-                let verdicts = ledger::judge(&*session, &deliveries, self.slots.known()).await;
+                let verdicts = ledger::judge(&*session, &deliveries, self.slots.known(), self.outage.spare()).await;
                 session.end(verdicts)
             })
             .await;

@@ -1,12 +1,13 @@
 //! The worker: receives messages, takes leases, runs handlers, finishes runs, deletes messages.
 //!
 //! Read it as the message travels: [`poll`] receives, [`judge`] carries out the verdicts, [`start`] takes the leases, [`attempt`] runs
-//! and finishes, [`settle`] deletes or hides; [`slots`] says how much at a time, and [`holds`] keeps everything in hand alive. What
-//! [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
+//! and finishes, [`settle`] deletes or hides; [`slots`] says how much at a time, [`holds`] keeps everything in hand alive, and
+//! [`outage`] knows whether PostgreSQL is there. What [`seen`] says of the queues, [`repair`] acts on. Whoever deletes a message has first committed what makes it superfluous (I11).
 
 pub(crate) mod attempt;
 pub(crate) mod holds;
 pub(crate) mod judge;
+pub(crate) mod outage;
 pub(crate) mod poll;
 pub(crate) mod repair;
 pub(crate) mod seen;
@@ -37,6 +38,7 @@ use crate::{
 };
 
 use holds::{Hold, Holds};
+use outage::Outage;
 use seen::Seen;
 use settle::{Settle, Settlers};
 use slots::Slots;
@@ -58,6 +60,8 @@ pub(crate) struct Worker {
     pub(crate) wakes: Wakes,
     /// Whatever could not be written, of all messages in hand.
     pub(crate) trouble: Mutex<Repeated>,
+    /// Whether PostgreSQL is out of reach.
+    pub(crate) outage: Outage,
     /// When PostgreSQL last answered a poller.
     pub(crate) database: Pulse,
     /// Handlers run here, so that one that blocks its thread stops nothing of the runtime.
@@ -131,14 +135,22 @@ impl Worker {
         let mut pause = Pause::new(Duration::from_secs(5));
         let answered = async {
             loop {
+                let back = self.outage.over();
                 match step().await {
-                    Ok(answer) => return answer,
+                    Ok(answer) => {
+                        self.outage.answered();
+                        return answer;
+                    }
                     Err(error) => {
+                        self.outage.failed(&error);
                         let wait = pause.next();
                         if let Some(failures) = self.trouble() {
                             tracing::error!(%error, failures, pause_ms = wait.as_millis() as u64, "{what} failed; trying again after a pause");
                         }
-                        tokio::time::sleep(wait).await;
+                        tokio::select! {
+                            () = tokio::time::sleep(wait) => {}
+                            () = back => {}
+                        }
                     }
                 }
             }

@@ -111,9 +111,10 @@ impl Worker {
 
     /// Writes down how far the queue was served, and reads the database clock before the next receive.
     async fn reach_database(&self, queue: Queue) -> Result<DateTime<Utc>, Error> {
-        let session = self.pools.control().await?;
+        let session = self.pools.control().await.inspect_err(|error| self.outage.failed(error))?;
         let now = ledger::serve(&*session, queue, self.seen.until(queue)).await;
         let now = session.end(now)?;
+        self.outage.answered();
         self.database.beat();
         Ok(now)
     }

@@ -119,7 +119,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
             "'{critical,default,bulk}', '{null,2026-01-01 00:00:00+00,null}', '{null,null,10}'".to_owned()
         }
         "outbox/purge" | "platform_outbox/purge" | "idempotency/purge" => "1000".to_owned(),
-        "runs/judge" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{0,0,0,0,0}}', '{{1,1,1,1,1}}', '{{t.ok}}'"),
+        "runs/judge" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{0,0,0,0,0}}', '{{1,1,1,1,1}}', '{{t.ok}}', 0"),
         "runs/start" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{{tokens}}}', '{{50,50,50,50,50}}', false, 'w', 'on'"),
         "runs/extend" => format!("'{{{running}}}', '{{{tokens}}}', '{{50,50,50,50,50}}'"),
         "runs/open_effect" => format!("'1', 't.ok', '{token}'"),

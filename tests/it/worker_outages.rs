@@ -285,6 +285,33 @@ async fn a_queue_that_is_deleted_and_made_again_is_polled_again() {
 }
 
 #[tokio::test]
+async fn a_lease_that_lapsed_in_an_outage_is_left_to_its_worker_for_a_while() {
+    let world = World::new().await;
+    let (of_first, of_second) = (world.pg_proxy().await, world.pg_proxy().await);
+    let [first, second] = [&of_first, &of_second].map(|proxy| proxy.through(&world.url(Some("test_worker"))));
+    let _relay = world.start(RELAY_ALONE).await;
+    let _first = world.start(&[DEFAULT, SHORT, ("DATABASE_URL", &first)]).await;
+    let run = world.dispatch("t.single", r#"{"s":2}"#).await;
+    world.run_is(run, "running").await;
+    let second = world.start(&[DEFAULT, SHORT, ("DATABASE_URL", &second)]).await;
+    for proxy in [&of_first, &of_second] {
+        proxy.refuse().await;
+        proxy.cut().await;
+    }
+    world.sqs.fault(r#"{"mode":"error","status":500,"code":"InternalError"}"#).unwrap();
+    world.count_is("select count(*) from work.task_runs where lease_expires_at < clock_timestamp() - interval '1 s'", 1).await;
+    // The second is back first, and is offered the run.
+    world.sqs.clear_faults();
+    of_second.accept().await;
+    second.log("works again").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.trail(run).await, [] as [&str; 0]);
+    of_first.accept().await;
+    world.ended_well(run, &["started", "interrupted", "started", "succeeded"]).await;
+    assert_eq!(world.counters(run).await, Counters { interruptions: 1, ..Counters::default() });
+}
+
+#[tokio::test]
 async fn postgresql_and_sqs_away_at_once_cost_no_attempt() {
     let world = World::new().await;
     let proxy = world.pg_proxy().await;

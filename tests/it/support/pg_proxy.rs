@@ -3,13 +3,13 @@
 use std::{
     collections::HashSet,
     net::{SocketAddr, ToSocketAddrs},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf, tcp::OwnedWriteHalf},
-    sync::watch,
+    sync::{Mutex, watch},
     task::{JoinHandle, JoinSet},
 };
 
@@ -257,12 +257,13 @@ async fn asks(
             state.send_modify(|state| state.rule = None);
             return Some((to, buffer[..count].to_vec()));
         }
+        // What comes back waits until both are done, however soon it is there.
+        let arming = if seen { Some(armed.lock().await) } else { None };
         if to.write_all(&buffer[..count]).await.is_err() {
             return None;
         }
-        // Only now: what comes back until then belongs to an earlier statement.
-        if seen {
-            state.send_modify(|state| *armed.lock().unwrap() = state.rule.take());
+        if let Some(mut armed) = arming {
+            state.send_modify(|state| *armed = state.rule.take());
         }
     }
 }
@@ -272,7 +273,7 @@ async fn answers(from: &mut OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
         thawed(state).await;
-        let rule = armed.lock().unwrap().take();
+        let rule = armed.lock().await.take();
         match rule.map(|rule| rule.what) {
             Some(What::LoseAnswer) => {
                 state.send_modify(|state| state.swallowed += 1);
