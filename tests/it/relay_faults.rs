@@ -176,8 +176,8 @@ async fn terminated_sessions_are_replaced() {
     }
     cost.is_small();
     world.sent_within(100, SOON).await;
-    let failed = relay.lines().iter().filter(|line| line.contains("\"part\":\"relay\"")).count() as u64;
-    assert!(world.messages_sent() <= 100 * (1 + failed), "{} messages", world.messages_sent());
+    // At worst each of the ten times ends a pass that held everything until then, between its send and its commit.
+    assert!(world.messages_sent() <= 100 + 10 * 100, "{} messages", world.messages_sent());
     each_runs_once(&world, 100).await;
 }
 

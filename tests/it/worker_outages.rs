@@ -32,8 +32,8 @@ async fn nothing_was_charged(world: &World) {
     let began = Instant::now();
     let run = world.dispatch("t.ok", "{}").await;
     world.run_is(run, "succeeded").await;
-    // Ten seconds, and some for a machine on which many other tests run.
-    assert!(began.elapsed() < SOON * 3 / 2, "the work went on after {:?}", began.elapsed());
+    // Ten seconds, and more on a machine on which many other tests open many connections.
+    assert!(began.elapsed() < SOON * 3, "the work went on after {:?}", began.elapsed());
     world.count_is(UNFINISHED, 0).await;
     let runs = world.count("select count(*) from work.task_runs").await;
     world.exactly_once(runs).await;
