@@ -18,7 +18,8 @@ use crate::{
     dlq::{self, Act, Filter},
     doctor::{self, Program},
     error::Error,
-    migrate, process,
+    migrate::{self, Orphans},
+    process,
     queue::Queue,
     run::State,
     sqs::Queues,
@@ -109,6 +110,9 @@ enum TasksCommand {
     },
     /// Check the units (names, options, schedules) without a database
     Check,
+    /// Show what loading this program's catalogue would change, and unfinished work that no unit of it would run. Changes nothing; ends
+    /// with 1 where there is such work
+    Diff,
 }
 
 #[derive(Debug, Subcommand)]
@@ -165,6 +169,7 @@ fn main(workers: Workers) -> ExitCode {
         Some(Command::Migrate) => wait(migrate_database(workers.service_name())),
         Some(Command::Tasks(TasksCommand::Generate { path })) => generate(&path),
         Some(Command::Tasks(TasksCommand::Check)) => check(),
+        Some(Command::Tasks(TasksCommand::Diff)) => wait(difference(workers.service_name())),
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
         Some(Command::Dlq(command)) => wait(dead_letters(command)),
         Some(Command::Doctor) => wait(examine()),
@@ -276,6 +281,30 @@ fn check() -> Result<(), Error> {
     let catalogue = catalogue()?;
     say(&format!("{} tasks and {} subscriptions are valid", catalogue.tasks.len(), catalogue.subscriptions.len()));
     Ok(())
+}
+
+async fn difference(service: &'static str) -> Result<(), Error> {
+    let mut read = Reader::new(std::env::vars());
+    let database = read.database();
+    read.finish()?;
+    let difference = migrate::difference(&database.unwrap_or_default(), &catalogue()?, service).await?;
+    if difference.changes.is_empty() {
+        say(&format!("the catalogue of {service} is the one that is loaded"));
+    }
+    for (change, unit) in &difference.changes {
+        say(&format!("{change:<9} {unit}"));
+    }
+    for Orphans { unit, status, count, oldest } in &difference.orphans {
+        say(&format!("orphaned  {unit}: {count} runs {status}, the oldest for {} s", oldest.as_secs()));
+    }
+    if difference.orphans.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Other(
+        "there is unfinished work of units that this program does not have: let it finish under the program that has them, or cancel it, \
+         before you deploy this one"
+            .to_owned(),
+    ))
 }
 
 async fn create_queues() -> Result<(), Error> {

@@ -75,6 +75,31 @@ pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options
     row.and_then(|row| row.try_get("run_id")).map_err(Error::postgres(sql::enqueue::DISPATCH.name))
 }
 
+/// Schedules a run of a task for each payload in the caller's transaction, in one statement: all of them or none. Returns the ids in the
+/// order of the payloads.
+///
+/// Of the options it takes tenant, delay and time; a key or a trace context is of one run, and refused here.
+pub async fn dispatch_many<T: Task>(client: &impl GenericClient, payloads: &[T], options: &Options) -> Result<Vec<Uuid>, Error> {
+    if options.idempotency_key.is_some() || options.traceparent.is_some() {
+        return Err(Error::Other("dispatch_many takes no idempotency key and no traceparent: dispatch one by one".to_owned()));
+    }
+    let payloads: Vec<String> = payloads.iter().map(json).collect::<Result<_, _>>()?;
+    let delay = options.delay_s();
+    let row = client
+        .query_one(
+            sql::enqueue::DISPATCH_MANY.text,
+            &[
+                /* unit */ &T::NAME,
+                /* payloads */ &payloads,
+                /* tenant_id */ &options.tenant_id,
+                /* delay_s */ &delay,
+                /* run_at */ &options.run_at,
+            ],
+        )
+        .await;
+    row.and_then(|row| row.try_get("run_ids")).map_err(Error::postgres(sql::enqueue::DISPATCH_MANY.name))
+}
+
 /// Schedules a run of each subscriber of an event in the caller's transaction; none where nobody subscribes.
 pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: &Options) -> Result<Vec<Published>, Error> {
     let payload = json(event)?;

@@ -43,7 +43,7 @@ mod tls;
 mod wake;
 
 pub use catalogue::{Catalogue, Subscription, TaskEntry};
-pub use client::{Client, Options, Published, dispatch, publish};
+pub use client::{Client, Options, Published, dispatch, dispatch_many, publish};
 pub use error::Error;
 pub use payload::{Event, Task};
 pub use secret::Secret;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio_postgres::{Client, error::SqlState};
+use tokio_postgres::{Client, Row, Transaction, error::SqlState};
 
 use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, sql};
 
@@ -116,16 +116,7 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
     for statement in sql::REAPPLIED {
         transaction.batch_execute(statement.text).await.map_err(Error::postgres(statement.name))?;
     }
-    let text = catalogue.to_json()?;
-    let changes = transaction
-        .query(sql::catalogue::LOAD.text, &[/* catalogue */ &text, /* service */ &service])
-        .await
-        .map_err(Error::postgres(sql::catalogue::LOAD.name))?;
-    let catalogue = changes
-        .iter()
-        .map(|row| Ok((row.try_get("change")?, row.try_get("unit")?)))
-        .collect::<Result<_, _>>()
-        .map_err(Error::postgres(sql::catalogue::LOAD.name))?;
+    let catalogue = load(&transaction, catalogue, service).await?;
     let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version = version.and_then(|row| row.try_get("version")).map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?;
     transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
@@ -133,6 +124,54 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
         tracing::warn!("{newer}");
     }
     Ok(Migrated { applied, catalogue, version })
+}
+
+/// Loads the catalogue of a service; what changed, and of which unit.
+async fn load(transaction: &Transaction<'_>, catalogue: &Catalogue, service: &str) -> Result<Vec<(String, String)>, Error> {
+    let text = catalogue.to_json()?;
+    let changes = transaction.query(sql::catalogue::LOAD.text, &[/* catalogue */ &text, /* service */ &service]).await;
+    let changes = changes.and_then(|rows| rows.iter().map(|row| Ok((row.try_get("change")?, row.try_get("unit")?))).collect());
+    changes.map_err(Error::postgres(sql::catalogue::LOAD.name))
+}
+
+/// What a load of a catalogue would change.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Difference {
+    /// What, and of which unit.
+    pub(crate) changes: Vec<(String, String)>,
+    /// Work of units that would be retired.
+    pub(crate) orphans: Vec<Orphans>,
+}
+
+/// Unfinished runs of one unit in one state.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Orphans {
+    pub(crate) unit: String,
+    pub(crate) status: String,
+    pub(crate) count: i64,
+    /// How long the oldest has been there.
+    pub(crate) oldest: Duration,
+}
+
+/// Loads a catalogue in a transaction that is rolled back, and looks at the work of the units that it retires.
+pub(crate) async fn difference(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Difference, Error> {
+    let mut client = database.connect("diff").await?;
+    let transaction = client.transaction().await.map_err(Error::postgres("diff"))?;
+    let changes = load(&transaction, catalogue, service).await?;
+    transaction.rollback().await.map_err(Error::postgres("diff"))?;
+    let retired: Vec<&String> = changes.iter().filter(|(change, _)| change == "retired").map(|(_, unit)| unit).collect();
+    let rows = client.query(sql::catalogue::UNFINISHED.text, &[/* units */ &retired]).await;
+    let orphans = rows.and_then(|rows| rows.iter().map(orphans).collect()).map_err(Error::postgres(sql::catalogue::UNFINISHED.name))?;
+    Ok(Difference { changes, orphans })
+}
+
+fn orphans(row: &Row) -> Result<Orphans, tokio_postgres::Error> {
+    Ok(Orphans {
+        unit: row.try_get("unit")?,
+        status: row.try_get("status")?,
+        count: row.try_get("count")?,
+        oldest: Duration::try_from_secs_f64(row.try_get("oldest_s")?).unwrap_or_default(),
+    })
 }
 
 fn roles_error(error: tokio_postgres::Error, name: &'static str) -> Error {

@@ -38,6 +38,7 @@ macro_rules! statements {
 statements! {
     enqueue {
         DISPATCH = "enqueue/dispatch",
+        DISPATCH_MANY = "enqueue/dispatch_many",
         PUBLISH = "enqueue/publish",
     }
     outbox {
@@ -82,6 +83,7 @@ statements! {
     catalogue {
         LOAD = "catalogue/load",
         MATCHES = "catalogue/matches",
+        UNFINISHED = "catalogue/unfinished",
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",
@@ -127,6 +129,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/tenant_for"),
     file!("functions/due_at"),
     file!("functions/check_payload"),
+    file!("functions/check_payloads"),
     file!("functions/check_retired"),
     file!("functions/checked_traceparent"),
     file!("functions/nearest_units"),
@@ -135,6 +138,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/claim_key"),
     file!("functions/enqueue"),
     file!("functions/dispatch"),
+    file!("functions/dispatch_many"),
     file!("functions/publish"),
     file!("functions/run"),
     file!("functions/load_catalogue"),

@@ -1,6 +1,6 @@
 -- work.check_payload: refuses a payload that is not a JSON object or is too large
 -- raises    ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE (sizes in the detail)
--- caller    work.dispatch, work.publish
+-- caller    work.dispatch, work.publish, work.check_payloads
 -- tune      limit in bytes of text: alter database … set work.payload_max_bytes = 1048576
 create or replace function work.check_payload(p_payload jsonb) returns void
 language plpgsql stable

@@ -39,7 +39,7 @@ begin
       return v_run_ids[1];
     end if;
   end if;
-  perform work.enqueue(array[v_unit], array[v_run_id], dispatch.payload, v_tenant, v_due, work.checked_traceparent(dispatch.traceparent));
+  perform work.enqueue(array[v_unit], array[v_run_id], array[dispatch.payload], v_tenant, v_due, work.checked_traceparent(dispatch.traceparent));
   return v_run_id;
 end
 $$;

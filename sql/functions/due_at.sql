@@ -1,7 +1,7 @@
 -- work.due_at: when a new run becomes due (database clock), from a delay or a time; a time in the past means now
 -- returns   timestamptz
 -- raises    ML005 DELAY_INVALID
--- caller    work.dispatch, work.publish
+-- caller    work.dispatch, work.dispatch_many, work.publish
 create or replace function work.due_at(p_delay interval, p_run_at timestamptz) returns timestamptz
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -1,14 +1,15 @@
--- work.enqueue: writes the run row and the outbox row of each unit, in one statement
--- $1 units, $2 their run ids in the same order, $3 payload, $4 tenant, $5 due at, $6 traceparent
+-- work.enqueue: writes the run row and the outbox row of each run, in one statement
+-- $1 units, $2 the run ids and $3 the payloads in the same order, $4 tenant, $5 due at, $6 traceparent
 -- raises    23503 where the tenant does not exist
--- caller    work.dispatch, work.publish, after their checks
+-- caller    work.dispatch, work.dispatch_many, work.publish, after their checks
 -- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit
 -- note      in plpgsql its plan is kept for the session; as an SQL function it was planned anew at each call, at twice the cost
+drop function if exists work.enqueue(work.units[], uuid[], jsonb, bigint, timestamptz, text);
 create or replace function work.enqueue(
   p_units       work.units[],
   p_run_ids     uuid[],
-  p_payload     jsonb,
+  p_payloads    jsonb[],
   p_tenant_id   bigint,
   p_due_at      timestamptz,
   p_traceparent text
@@ -21,10 +22,11 @@ begin
   with run as (
     insert into work.task_runs
       (run_id, tenant_id, unit, kind, queue, context, payload, event_type, event_version, traceparent, available_at)
-    select p_run_ids[i], p_tenant_id, u.name, u.kind, u.queue, u.context, p_payload, u.event_type, u.event_version,
+    select n.new_id, p_tenant_id, n.name, n.kind, n.queue, n.context, n.new_payload, n.event_type, n.event_version,
            p_traceparent, p_due_at
-      from generate_subscripts(p_units, 1) i, lateral (select (p_units[i]).*) u
-     order by i
+      -- The columns of units keep their names.
+      from rows from (unnest(p_run_ids), unnest(p_payloads), unnest(p_units)) with ordinality as n (new_id, new_payload)
+     order by n.ordinality
     returning *
   ), tenant as (
     insert into work.outbox_messages (tenant_id, run_id, queue, envelope, available_at)

@@ -67,7 +67,7 @@ begin
         'That is no error: an event may have no subscriber.');
     return;
   end if;
-  perform work.enqueue(v_units, v_new, publish.payload, v_tenant, v_due, work.checked_traceparent(publish.traceparent));
+  perform work.enqueue(v_units, v_new, array_fill(publish.payload, array[cardinality(v_new)]), v_tenant, v_due, work.checked_traceparent(publish.traceparent));
   return query select v_units[i].name, v_new[i] from generate_subscripts(v_new, 1) i order by i;
 end
 $$;

@@ -1,7 +1,7 @@
 -- work.tenant_for: the tenant a new run of this context gets, from what the caller passed and the session's setting
 -- returns   bigint, null for platform and system work
 -- raises    ML004 RUN_CONTEXT_MISMATCH
--- caller    work.dispatch, work.publish
+-- caller    work.dispatch, work.dispatch_many, work.publish
 create or replace function work.tenant_for(p_unit text, p_context text, p_tenant_id bigint) returns bigint
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

@@ -11,6 +11,7 @@ grant execute on all functions in schema work to monalisa_owner;
 -- Producers: the enqueue functions.
 grant execute on function
   work.dispatch(text, jsonb, bigint, interval, timestamptz, text, text),
+  work.dispatch_many(text, jsonb[], bigint, interval, timestamptz),
   work.publish(text, jsonb, integer, bigint, interval, timestamptz, text, text),
   work.run(uuid),
   work.catalogue_state(jsonb)

@@ -139,3 +139,34 @@ async fn a_rate_keeps_its_anchor_until_it_changes() {
     assert_eq!(anchor("rate(1 hour)").await, first);
     assert_ne!(anchor("rate(2 hours)").await, first);
 }
+
+#[tokio::test]
+async fn what_a_load_would_change_and_orphan_is_shown_beforehand() {
+    let world = World::without_queues().await;
+    let diff = |program: &str| {
+        let output = world.command(program, &["tasks", "diff"]);
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (fine, said, _) = diff("test-workers");
+    assert!(fine && said.contains("is the one that is loaded"), "{said}");
+    // A unit that only the database has, with work, and one without.
+    world
+        .db
+        .batch_execute(
+            "insert into work.units select (jsonb_populate_record(u, '{\"name\": \"t.gone\"}')).* from work.units u where name = 't.ok';
+             insert into work.units select (jsonb_populate_record(u, '{\"name\": \"t.gone_too\"}')).* from work.units u where name = 't.ok';
+             update work.units set queue = 'bulk' where name = 't.look';
+             select work.dispatch('t.gone', '{}', 1), work.dispatch('t.gone', '{}', 1)",
+        )
+        .await
+        .unwrap();
+    let before = world.one("select json_agg(u order by name)::text from work.units u", &[]).await.get::<_, String>(0);
+    let (fine, said, why) = diff("test-workers");
+    assert!(!fine && why.contains("let it finish"), "{why}");
+    for line in ["retired   t.gone\n", "retired   t.gone_too\n", "changed   t.look\n", "orphaned  t.gone: 2 runs queued"] {
+        assert!(said.contains(line), "{said}");
+    }
+    assert!(!said.contains("orphaned  t.gone_too"), "{said}");
+    let after = world.one("select json_agg(u order by name)::text from work.units u", &[]).await.get::<_, String>(0);
+    assert_eq!(before, after, "nothing was changed");
+}

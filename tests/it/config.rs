@@ -158,6 +158,20 @@ async fn a_pool_that_is_too_small_is_refused_with_both_numbers_and_the_smallest_
 }
 
 #[tokio::test]
+async fn with_the_smallest_pool_nobody_waits_for_a_connection_in_vain() {
+    let world = World::new().await;
+    let changes = [("QUEUES", "default,maintenance"), ("MONALISA_RELAY", "true"), ("MONALISA_CONCURRENCY", "t.transient=4")];
+    // Many handlers fail at one moment, beside sweeps, a purge and probes.
+    world.db.batch_execute("select work.dispatch('t.transient', '{\"n\": 2}', 1) from generate_series(1, 40)").await.unwrap();
+    world.db.batch_execute("select work.dispatch('maintenance.purge')").await.unwrap();
+    let worker = world.start(&changes).await;
+    world.count_is("select count(*) from work.task_runs where status = 'succeeded'", 41).await;
+    let wrong: Vec<String> = worker.lines().into_iter().filter(|line| line.contains("no connection to PostgreSQL")).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(world.count("select sum(crashes + interruptions) from work.task_runs").await, 0);
+}
+
+#[tokio::test]
 async fn a_name_that_is_not_ours_is_a_warning_with_the_nearest_one() {
     let world = World::new().await;
     let workers = world.start(&[("MONALISA_RELAI", "true")]).await;

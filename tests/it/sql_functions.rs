@@ -7,8 +7,8 @@ use monalisa::sql::REAPPLIED;
 use crate::{sql_files::header_line, support::World};
 
 /// They run with the rights of their owner: producers, workers and operators have none on the tables, or less than the function needs.
-const WITH_OWNERS_RIGHTS: [&str; 10] =
-    ["audit", "cancel", "catalogue_state", "dispatch", "load_catalogue", "publish", "redrive", "retry", "run", "succeed"];
+const WITH_OWNERS_RIGHTS: [&str; 11] =
+    ["audit", "cancel", "catalogue_state", "dispatch", "dispatch_many", "load_catalogue", "publish", "redrive", "retry", "run", "succeed"];
 
 async fn names(world: &World, condition: &str) -> Vec<String> {
     let sql = format!("select p.proname::text from pg_proc p where p.pronamespace = 'work'::regnamespace and ({condition}) order by 1");
@@ -57,7 +57,7 @@ async fn the_public_may_call_no_function_and_use_no_table() {
 async fn a_producer_may_call_the_enqueue_functions_and_no_other() {
     let world = World::without_queues().await;
     let may = names(&world, "has_function_privilege('test_api', p.oid, 'execute')").await;
-    assert_eq!(may, ["catalogue_state", "dispatch", "publish", "run", "setting_tenant"]);
+    assert_eq!(may, ["catalogue_state", "dispatch", "dispatch_many", "publish", "run", "setting_tenant"]);
 }
 
 #[tokio::test]

@@ -111,6 +111,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
     let catalogue = String::from_utf8(catalogue).unwrap().replace('\'', "''");
     match statement.name {
         "enqueue/dispatch" => "'t.ok', '{}', 1, 5, null, 'a key', null".to_owned(),
+        "enqueue/dispatch_many" => "'t.ok', '{\"{}\",\"{}\"}', 1, 5, null".to_owned(),
         "enqueue/publish" => "'test.happened', '{}', 1, 1, null, null, 'a key', null".to_owned(),
         "outbox/claim" | "platform_outbox/claim" => "'default', null, null, 500".to_owned(),
         "outbox/mark_sent" | "platform_outbox/mark_sent" => "'{17001,17002,17003}'".to_owned(),
@@ -137,6 +138,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
         "catalogue/load" => format!("'{catalogue}', 'test-workers'"),
         "catalogue/matches" => format!("'{catalogue}'"),
+        "catalogue/unfinished" => "'{t.ok,t.sleep}'".to_owned(),
         "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
         "ops/index_state" => "'task_runs_pkey'".to_owned(),
