@@ -231,11 +231,6 @@ pub async fn extend(client: &impl GenericClient, leases: &[Lease]) -> Result<Vec
 const BEGIN_EFFECT: &str = "begin isolation level read committed read write; close all; set session authorization default; reset all; \
                             unlisten *; discard temp; select pg_advisory_unlock_all()";
 
-/// How long a statement of an effect transaction, its commit included, may take: longer than its handler may.
-pub(crate) fn effect_limit(timeout: Duration) -> Duration {
-    timeout + Duration::from_secs(30)
-}
-
 /// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
 pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
     let settings = format!(

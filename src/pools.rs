@@ -21,6 +21,8 @@ use crate::{
 /// How long an answer to a statement of the runtime's own is waited for. PostgreSQL limits what it waits for itself (locks) to less; a
 /// peer that takes bytes and answers nothing is noticed by nobody else.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much longer than its work a session may be idle in a transaction, or in a statement.
+const MARGIN: Duration = Duration::from_secs(30);
 /// How long a rollback is waited for before whatever it waits for is cancelled.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -55,8 +57,13 @@ pub(crate) struct Pools {
     effect: Pool,
     /// Records of failures, progress, handlers' own transactions: one a slot.
     record: Pool,
-    database: Database,
+    database: Arc<Database>,
     runtime: Handle,
+}
+
+/// How long a statement of an effect transaction, its commit included, may take: longer than its handler may.
+pub(crate) fn effect_limit(timeout: Duration) -> Duration {
+    timeout + MARGIN
 }
 
 impl Pools {
@@ -68,13 +75,12 @@ impl Pools {
         longest: Duration,
         runtime: &Handle,
     ) -> Result<Pools, Error> {
-        let margin = Duration::from_secs(30);
         Ok(Pools {
             relay: database.pool("relay", plan.relay, send_timeout + Duration::from_secs(5), runtime)?,
-            control: database.pool("control", plan.control, margin, runtime)?,
-            effect: database.pool("effect", plan.slots.max(1), longest + margin, runtime)?,
-            record: database.pool("record", plan.slots.max(1), longest + margin, runtime)?,
-            database: database.clone(),
+            control: database.pool("control", plan.control, MARGIN, runtime)?,
+            effect: database.pool("effect", plan.slots.max(1), effect_limit(longest), runtime)?,
+            record: database.pool("record", plan.slots.max(1), effect_limit(longest), runtime)?,
+            database: Arc::new(database.clone()),
             runtime: runtime.clone(),
         })
     }
@@ -96,7 +102,8 @@ impl Pools {
     }
 
     async fn session(&self, pool: &Pool) -> Result<Session, Error> {
-        Ok(Session { connection: Some(get(pool).await?), pools: self.clone(), left: None })
+        let connection = Some(get(pool).await?);
+        Ok(Session { connection, database: self.database.clone(), runtime: self.runtime.clone(), left: None })
     }
 
     /// Does it where no handler that blocks its thread holds it up. If the caller is cancelled it goes on to its end, and what it made is
@@ -117,7 +124,8 @@ pub(crate) async fn get(pool: &Pool) -> Result<Object, Error> {
 /// A connection out of its pool.
 pub(crate) struct Session {
     connection: Option<Object>,
-    pools: Pools,
+    database: Arc<Database>,
+    runtime: Handle,
     left: Option<Left>,
 }
 
@@ -158,7 +166,7 @@ impl Session {
     }
 
     /// Closes it and cancels what it was doing, so that its locks go with it; whether PostgreSQL answered once more.
-    pub(crate) async fn close(mut self) -> bool {
+    async fn close(mut self) -> bool {
         match self.closed() {
             Some(closed) => closed.await.unwrap_or(false),
             None => false,
@@ -168,8 +176,8 @@ impl Session {
     /// The same beside whatever goes on here.
     fn closed(&mut self) -> Option<JoinHandle<bool>> {
         let connection = Object::take(self.connection.take()?);
-        let database = self.pools.database.clone();
-        Some(self.pools.runtime.spawn(async move {
+        let database = self.database.clone();
+        Some(self.runtime.spawn(async move {
             if connection.is_closed() {
                 return false;
             }

@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     failure::TaskError,
     ledger::{self, Started},
-    pools::{Left, Pools, Session},
+    pools::{self, Left, Pools, Session},
     unit::Unit,
 };
 
@@ -136,7 +136,7 @@ impl TaskRun {
         self.effect
             .get_or_try_init(|| {
                 let (pools, left, started, limit) =
-                    (self.pools.clone(), self.left.clone(), self.started.clone(), ledger::effect_limit(self.unit.timeout()));
+                    (self.pools.clone(), self.left.clone(), self.started.clone(), pools::effect_limit(self.unit.timeout()));
                 self.pools.aside(async move {
                     let session = pools.effect().await?.lent(&left);
                     ledger::open_effect(&session, &started, limit).await?;

@@ -178,7 +178,7 @@ impl Attempt {
 
     /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
     async fn commit(&self, session: Session, outcome: Option<&str>) -> Result<(), Error> {
-        let limit = ledger::effect_limit(self.slot.unit.timeout());
+        let limit = pools::effect_limit(self.slot.unit.timeout());
         if let Err(error) = ledger::succeed(&session, &self.started, outcome, limit).await {
             if !error.session_is_gone() {
                 session.roll_back().await;
