@@ -186,6 +186,8 @@ async fn is_given_up(statement: &str, just: bool, unit: &str, payload: &str, tra
     }
     let run = world.dispatch(unit, payload).await;
     world.run_is(run, "succeeded").await;
+    // PostgreSQL shows what it committed before its answer is on its way.
+    wait_for(statement, async || (proxy.held() > 0).then_some(())).await;
     assert_eq!((world.trail(run).await, proxy.held()), (trail.iter().map(ToString::to_string).collect(), 1), "{statement}");
     let failures = trail.iter().filter(|event| **event == "retrying").count() as i32;
     assert_eq!((world.counters(run).await.failures, world.counters(run).await.crashes), (failures, 0), "{statement}");
