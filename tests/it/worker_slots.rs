@@ -29,7 +29,7 @@ async fn a_thousand_runs_of_a_full_unit_hold_up_no_other() {
     many(&world, "t.ok", "{}", 30).await;
     world.count_is(&succeeded("t.ok"), 30).await;
     // One after the other the thousand take more than 200 s.
-    assert!(began.elapsed() < Duration::from_secs(35), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(70), "{:?}", began.elapsed());
     // Those that are sent back come one after the other, and not all again in 15 seconds.
     wait_for("all to be sent back", async || (world.messages("default").await.0 == 0).then_some(())).await;
     let last = "select extract(epoch from max(available_at) - clock_timestamp())::float8 from work.task_runs where status = 'queued'";
