@@ -37,7 +37,7 @@ FAULTS ?= faults:: relay_rows:: relay_two:: clocks:: worker_
 test-faults: setup ## Run the tests of faults (those whose names hold one of FAULTS), REPEAT times, and stop at the first failure
 	@$(WITH_STACK) for round in $$(seq $(REPEAT)); do \
 	  echo "round $$round of $(REPEAT)"; \
-	  cargo test --quiet --package monalisa --test it -- --test-threads 12 $(FAULTS) || exit 1; \
+	  cargo test --quiet --package monalisa --test it -- --test-threads 8 $(FAULTS) || exit 1; \
 	done
 
 test-ministack: setup ## Run the tests against a second SQS engine, ministack, which is installed from PyPI

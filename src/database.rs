@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use tokio::{runtime::Handle, task::JoinHandle};
-use tokio_postgres::{CancelToken, Client, NoTls, config::SslMode};
+use tokio_postgres::{CancelToken, Client, NoTls, Socket, config::SslMode, error::SqlState, tls::MakeTlsConnect};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
@@ -154,17 +154,27 @@ struct Driver {
 
 impl Driver {
     async fn open(&self, config: &tokio_postgres::Config) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
-        // What a lost connection says reaches whoever uses it; nothing to log here.
-        match &self.tls {
-            None => {
-                let (client, connection) = config.connect(NoTls).await?;
-                Ok((client, self.runtime.spawn(async move { drop(connection.await) })))
+        let Some(tls) = &self.tls else { return self.open_with(config, NoTls).await };
+        let encrypted = self.open_with(config, MakeRustlsConnect::new((**tls).clone())).await;
+        match encrypted {
+            // As libpq: `prefer` goes without where the server lets this user in only so.
+            Err(error)
+                if config.get_ssl_mode() == SslMode::Prefer && error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) =>
+            {
+                self.open_with(config.clone().ssl_mode(SslMode::Disable), NoTls).await.map_err(|_| error)
             }
-            Some(tls) => {
-                let (client, connection) = config.connect(MakeRustlsConnect::new((**tls).clone())).await?;
-                Ok((client, self.runtime.spawn(async move { drop(connection.await) })))
-            }
+            other => other,
         }
+    }
+
+    async fn open_with<T>(&self, config: &tokio_postgres::Config, tls: T) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error>
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: Send + 'static,
+    {
+        let (client, connection) = config.connect(tls).await?;
+        // What a lost connection says reaches whoever uses it; nothing to log here.
+        Ok((client, self.runtime.spawn(async move { drop(connection.await) })))
     }
 }
 

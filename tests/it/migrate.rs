@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use crate::support::{World, connect, wait_for};
+use crate::support::{World, connect, in_time, wait_for};
 
 /// Runs `workers migrate` and takes back what it printed.
 async fn migrated(world: &World) -> String {
@@ -129,7 +129,7 @@ async fn a_migration_lets_others_pass_while_a_long_reader_holds_its_table() {
     .await;
     let began = Instant::now();
     world.dispatch("t.ok", "{}").await;
-    assert!(began.elapsed() < Duration::from_millis(6_500), "a dispatch waited {:?}", began.elapsed());
+    in_time(began, Duration::from_millis(6_500));
     assert!(began.elapsed() > Duration::from_millis(500), "nobody was in its way: this proves nothing");
     migrate.log("a table is in use for long").await;
     reader.batch_execute("commit").await.unwrap();
@@ -157,7 +157,7 @@ async fn an_index_is_made_beside_the_work_also_where_it_was_left_half_made() {
     let mut second = world.spawn_with("test-workers", &["migrate"], &[("DATABASE_URL", &world.url(None))]);
     let began = Instant::now();
     world.dispatch("t.ok", "{}").await;
-    assert!(began.elapsed() < Duration::from_secs(2), "a dispatch waited {:?}", began.elapsed());
+    in_time(began, Duration::from_secs(2));
     assert_eq!(world.count(waits).await, 1, "nobody is waited for: this proves nothing");
     caller.batch_execute("commit").await.unwrap();
     assert!(migrate.exit().await.success() && second.exit().await.success());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{AT_ONCE, Proxy, RELAY_ALONE, SOON, World, wait_for};
+use crate::support::{AT_ONCE, Proxy, RELAY_ALONE, SOON, World, in_time, stretched, wait_for};
 
 async fn three(world: &World) {
     world.db.batch_execute("select work.dispatch('t.ok', '{}', 1) from generate_series(1, 3)").await.unwrap();
@@ -130,7 +130,7 @@ async fn probes_of_a_hung_queue_cost_the_others_half_a_second() {
         longest = longest.max(began.elapsed());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(longest < Duration::from_secs(3), "{longest:?}");
+    assert!(longest < stretched(Duration::from_secs(3)), "{longest:?}");
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn refused_rows_in_numbers_hold_up_no_other_and_wakes_do_not_hurry_them() 
     let began = Instant::now();
     world.dispatch("t.ok", "{}").await;
     world.sent_within(21, AT_ONCE).await;
-    assert!(began.elapsed() < AT_ONCE);
+    in_time(began, AT_ONCE);
     cost.is_small();
     world.sqs.clear_faults();
     world.count_is("select count(*) from work.outbox_messages where sent_at is null", 0).await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{AT_ONCE, RELAY_ALONE, World, connect, wait_for};
+use crate::support::{AT_ONCE, RELAY_ALONE, World, connect, in_time, stretched, wait_for};
 
 #[tokio::test]
 async fn a_slow_sqs_makes_no_long_transaction_and_slows_no_enqueue() {
@@ -29,15 +29,15 @@ async fn a_slow_sqs_makes_no_long_transaction_and_slows_no_enqueue() {
     }
     waits.sort();
     let p95 = waits[waits.len() * 95 / 100];
-    assert!(p95 < Duration::from_millis(50), "an enqueue took {p95:?}");
-    assert!((3.0..20.0).contains(&oldest), "the oldest transaction was {oldest} s old");
+    assert!(p95 < stretched(Duration::from_millis(50)), "an enqueue took {p95:?}");
+    assert!((3.0..30.0).contains(&oldest), "the oldest transaction was {oldest} s old");
     costs.iter().for_each(|cost| cost.is_small());
     assert!(world.count("select count(*) from work.outbox_messages where attempts > 0").await >= 40, "the tries are kept");
     // Another queue is not held up.
     let urgent = Instant::now();
     world.dispatch("t.urgent", "{}").await;
     world.sent_within(1, Duration::from_secs(6)).await;
-    assert!(urgent.elapsed() < Duration::from_secs(6));
+    in_time(urgent, Duration::from_secs(6));
     world.sqs.clear_faults();
     world.sent_within(world.count("select count(*) from work.outbox_messages").await, Duration::from_secs(10)).await;
 }

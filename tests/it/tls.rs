@@ -21,7 +21,12 @@ use crate::{
 };
 
 /// The tests look in as superuser; others have to encrypt.
-const ACCESS: &[&str] = &["host all postgres 127.0.0.1/32 trust", "hostssl all all 127.0.0.1/32 trust"];
+const ACCESS: &[&str] = &[
+    "host all postgres 127.0.0.1/32 trust",
+    "hostnossl all plain 127.0.0.1/32 trust",
+    "hostssl all plain 127.0.0.1/32 reject",
+    "hostssl all all 127.0.0.1/32 trust",
+];
 
 const MODES: [&str; 5] = ["disable", "prefer", "require", "verify-ca", "verify-full"];
 
@@ -74,6 +79,13 @@ async fn each_sslmode_encrypts_and_checks_what_libpq_does() {
     // Who has to encrypt and does not reads what the server says.
     let other = url(&pg, "localhost", "disable", "").replace("//postgres:", "//somebody:");
     tells(encrypted(&other).await, &["no pg_hba.conf entry", "no encryption", "28000"]);
+    // Who may not encrypt is let in by `prefer`, which tries both.
+    let owner = Database::parse(&url(&pg, "localhost", "prefer", "")).unwrap().connect("test").await.unwrap();
+    owner.batch_execute("create role plain login").await.unwrap();
+    for (mode, answer) in [("prefer", Some(false)), ("disable", Some(false)), ("require", None)] {
+        let plain = url(&pg, "localhost", mode, "").replace("//postgres:", "//plain:");
+        assert_eq!(encrypted(&plain).await.ok(), answer, "{mode}");
+    }
     // Other parameters arrive as they are.
     let options = format!("{}&options=-c%20geqo%3Doff", url(&pg, "localhost", "verify-full", &authority.path()));
     let client = Database::parse(&options).unwrap().connect("test").await.unwrap();
