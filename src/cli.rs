@@ -18,6 +18,7 @@ use crate::{
     dlq::{self, Act, Filter},
     doctor::{self, Program},
     error::Error,
+    failure::panic_text,
     migrate::{self, Orphans},
     process,
     queue::Queue,
@@ -162,7 +163,7 @@ fn main(workers: Workers) -> ExitCode {
     // A panic is a log line like any other; what a handler's panic becomes is recorded in its run.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        tracing::error!(place, "panicked: {}", panic.payload_as_str().unwrap_or("no text"));
+        tracing::error!(place, "panicked: {}", panic_text(panic.payload()));
     }));
     let done = match arguments.command {
         None | Some(Command::Run) => run(workers.state),

@@ -141,8 +141,18 @@ fn session_settings(idle_in_transaction: Duration) -> String {
     format!(
         "set session characteristics as transaction isolation level read committed; \
          set statement_timeout = '60s'; set lock_timeout = '5s'; \
-         set idle_in_transaction_session_timeout = '{}ms'; set timezone = 'UTC'; set client_min_messages = 'warning'",
-        idle_in_transaction.as_millis()
+         set idle_in_transaction_session_timeout = '{}ms'; set timezone = 'UTC'; set client_min_messages = 'warning'; {}",
+        idle_in_transaction.as_millis(),
+        against_defaults(false)
+    )
+}
+
+/// Defaults of a DBA that not every server knows, or that may only be raised: a message is deleted after its commit, so that must be on
+/// disk; and a transaction takes as long as its handler may.
+pub(crate) fn against_defaults(local: bool) -> String {
+    format!(
+        "select set_config('synchronous_commit', 'on', {local}) where current_setting('synchronous_commit') = 'off'; \
+         select set_config(name, '0', {local}) from pg_catalog.pg_settings where name = 'transaction_timeout'"
     )
 }
 

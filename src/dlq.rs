@@ -12,14 +12,14 @@ use std::{
 use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, types::ToSql};
 use uuid::Uuid;
 
 use crate::{
     envelope::Envelope,
     error::Error,
     queue::Queue,
-    sql,
+    sql::{self, Statement},
     sqs::{BATCH_ENTRIES, Queues, RawLetter, Target},
 };
 
@@ -70,6 +70,8 @@ struct Letter {
     failed_at: Option<DateTime<Utc>>,
     /// The run, and the generation that failed; none where the body is not ours.
     run: Option<(Uuid, i32)>,
+    /// SQS moved it by itself: no failure of ours.
+    moved: bool,
 }
 
 impl Letter {
@@ -88,6 +90,7 @@ impl Letter {
             text: raw.reason.clone().unwrap_or_else(|| text(&letter["text"])),
             failed_at: failed_at.or(raw.sent_at),
             run,
+            moved,
             raw,
         }
     }
@@ -95,10 +98,15 @@ impl Letter {
     fn line(&self, queue: Queue, now: DateTime<Utc>) -> String {
         let age = self.failed_at.and_then(|at| (now - at).to_std().ok()).map_or_else(|| "?".to_owned(), short);
         let run = self.run.map_or_else(|| "-".to_owned(), |(run_id, _)| run_id.to_string());
-        let line = self.text.lines().next().unwrap_or_default();
-        let text: String = line.chars().take(60).collect();
-        format!("{age:>5}  {queue:<11}  {run:<36}  {:<32}  {:<20}  {text}", self.unit, self.code)
+        let [unit, code, text] = [(&self.unit, 64), (&self.code, 64), (&self.text, 60)].map(|(text, limit)| shown(text, limit));
+        format!("{age:>5}  {queue:<11}  {run:<36}  {unit:<32}  {code:<20}  {text}")
     }
+}
+
+/// The first line of a text that anybody may have written into a message: cut, and without what drives a terminal.
+fn shown(text: &str, limit: usize) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    line.chars().take(limit).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 impl Filter {
@@ -137,6 +145,10 @@ impl Outcome {
             Act::Redrive { .. } => format!(
                 "{} runs reopened, {} unfinished ones sent again, {} letters of finished or reopened runs thrown away, {} left",
                 self.reopened, self.renewed, self.over, self.left
+            ),
+            Act::Purge { .. } if self.renewed + self.left > 0 => format!(
+                "{} dead letters deleted; their runs stay failed; {} unfinished ones sent again, {} left",
+                self.deleted, self.renewed, self.left
             ),
             Act::Purge { .. } => format!("{} dead letters deleted; their runs stay failed", self.deleted),
         }
@@ -214,7 +226,7 @@ impl Audit<'_> {
         if let Some(detail) = detail.as_object_mut() {
             detail.retain(|_, value| !value.is_null());
         }
-        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&action, &self.target, &self.reason, &detail.to_string()];
+        let parameters: &[&(dyn ToSql + Sync)] = &[&action, &self.target, &self.reason, &detail.to_string()];
         self.database.execute(sql::ops::AUDIT.text, parameters).await.map(drop).map_err(Error::postgres(sql::ops::AUDIT.name))
     }
 }
@@ -291,27 +303,44 @@ impl<S: Fn(&str)> Walk<'_, S> {
 
     /// Acts on one letter; whether it is to be deleted.
     async fn decide(&mut self, letter: &Letter) -> Result<bool, Error> {
-        let Act::Redrive { reason, per_second } = self.act else {
-            self.outcome.deleted += 1;
-            return Ok(true);
-        };
-        let Some((run_id, generation)) = letter.run else {
-            self.outcome.left += 1;
-            return Ok(false);
-        };
         let began = Instant::now();
-        let redriven = self.database.query_one(sql::ops::REDRIVE.text, &[&run_id, &generation, reason]).await;
-        let word: String = redriven.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(sql::ops::REDRIVE.name))?;
+        let Some((run_id, generation)) = letter.run else {
+            let purged = matches!(self.act, Act::Purge { .. });
+            *(if purged { &mut self.outcome.deleted } else { &mut self.outcome.left }) += 1;
+            return Ok(purged);
+        };
+        let (decided, pause) = match self.act {
+            Act::Redrive { reason, per_second } => {
+                (self.ask(sql::ops::REDRIVE, &[&run_id, &generation, reason]).await, Duration::from_secs(1) / *per_second)
+            }
+            // It may be all that brings an unfinished run.
+            Act::Purge { .. } if letter.moved => (self.ask(sql::ops::RENEW, &[&run_id]).await, Duration::ZERO),
+            _ => (Ok("purged".to_owned()), Duration::ZERO),
+        };
+        let word = match decided {
+            // One run that cannot be touched now holds up no other.
+            Err(error) if !error.session_is_gone() => {
+                (self.say)(&format!("{run_id}: {error}"));
+                "left".to_owned()
+            }
+            decided => decided?,
+        };
         let outcome = &mut self.outcome;
-        let (count, delete) = match word.as_str() {
-            "reopened" => (&mut outcome.reopened, true),
-            "renewed" => (&mut outcome.renewed, true),
-            "over" => (&mut outcome.over, true),
+        let (count, delete) = match (word.as_str(), self.act) {
+            ("reopened", _) => (&mut outcome.reopened, true),
+            ("renewed", _) => (&mut outcome.renewed, true),
+            ("over" | "no_run" | "purged", Act::Purge { .. }) => (&mut outcome.deleted, true),
+            ("over", _) => (&mut outcome.over, true),
             _ => (&mut outcome.left, false),
         };
         *count += 1;
-        tokio::time::sleep((Duration::from_secs(1) / *per_second).saturating_sub(began.elapsed())).await;
+        tokio::time::sleep(pause.saturating_sub(began.elapsed())).await;
         Ok(delete)
+    }
+
+    async fn ask(&self, statement: Statement, parameters: &[&(dyn ToSql + Sync)]) -> Result<String, Error> {
+        let answer = self.database.query_one(statement.text, parameters).await;
+        answer.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(statement.name))
     }
 }
 

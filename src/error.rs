@@ -95,6 +95,11 @@ impl Error {
         self.sqlstate() == Some(&SqlState::QUERY_CANCELED)
     }
 
+    /// Whether PostgreSQL gave up, or was not waited for any longer.
+    pub fn took_too_long(&self) -> bool {
+        self.is_out_of_time() || matches!(self, Error::Unanswered { .. })
+    }
+
     /// Whether PostgreSQL could not be reached at all.
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, Error::Unanswered { .. } | Error::Pool(_))
@@ -122,24 +127,35 @@ pub(crate) fn session_is_gone(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         Some(code) => {
             let code = code.code();
-            code.starts_with("08") || code.starts_with("57P") || code == "25006" || code == "25P03"
+            code.starts_with("08") || code.starts_with("57P") || code == "25006" || code == "25P03" || code == "25P04"
         }
         // Without an SQLSTATE the error came from the connection, or from reading a value (a bug of the caller).
         None => error.source().is_some_and(|source| source.is::<std::io::Error>()),
     }
 }
 
-/// The message, SQLSTATE and hint of an error; never its detail, which may quote a row.
+/// The message, SQLSTATE and hint of an error; never its detail, which may quote a row, nor a value that the message quotes.
 pub(crate) fn postgres_text(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => {
-            let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
+            let code = db.code().code();
+            // What a value is made of that cannot be read: class 22 quotes it in the message itself.
+            let message = if code.starts_with("22") { unquoted(db.message()) } else { db.message().to_owned() };
+            let mut text = format!("{message} (SQLSTATE {code})");
             if let Some(hint) = db.hint() {
                 let _ = write!(text, "; {hint}");
             }
             text
         }
         None => explained(error),
+    }
+}
+
+/// Without what stands between the first quotation mark and the last.
+fn unquoted(message: &str) -> String {
+    match (message.find('"'), message.rfind('"')) {
+        (Some(first), Some(last)) if first < last => format!("{}\"…\"{}", &message[..first], &message[last + 1..]),
+        _ => message.to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a handler answers when it cannot do its work, and what of it may be written down.
 
-use std::{borrow::Cow, error::Error as StdError, time::Duration};
+use std::{any::Any, borrow::Cow, error::Error as StdError, time::Duration};
 
 use crate::error::{postgres_text, session_is_gone};
 
@@ -136,6 +136,14 @@ impl<E: StdError + Send + Sync + 'static> From<E> for TaskError {
     }
 }
 
+/// What a panic says, without the error that an `unwrap` or `expect` met: that may quote a row.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("no text");
+    let end = ["` value: ", "Error { kind: ", "DbError {", "DETAIL: "].into_iter().filter_map(|mark| text.find(mark)).min();
+    end.map_or_else(|| text.to_owned(), |end| format!("{}…", &text[..end]))
+}
+
 /// Text that jsonb and SQS take: no NUL, no control characters but tab and line ends, no U+FFFE or U+FFFF; cut to `limit` bytes.
 pub(crate) fn storable(text: &str, limit: usize) -> String {
     const CUT: &str = "… (cut)";
@@ -169,6 +177,17 @@ mod tests {
         assert!(text.len() <= TEXT_LIMIT && text.ends_with("… (cut)"), "{} bytes", text.len());
         assert_eq!(storable("a\0b\u{ffff}c\nd", 100), "a\u{fffd}b\u{fffd}c\nd");
         assert_eq!(storable("short", 100), "short");
+    }
+
+    #[test]
+    fn a_panic_tells_nothing_of_the_error_it_met() {
+        let told = |text: &str| panic_text(&text.to_owned());
+        assert_eq!(
+            told("called `Result::unwrap()` on an `Err` value: Error { kind: Db, detail: \"SECRET\" }"),
+            "called `Result::unwrap()` on an `Err…"
+        );
+        assert_eq!(told("it is stored: Error { kind: Db, cause: Some(DbError { detail: Some(\"SECRET\") }) }"), "it is stored: …");
+        assert_eq!(panic_text(&"no such account"), "no such account");
     }
 
     #[test]

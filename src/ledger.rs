@@ -11,6 +11,7 @@ use tokio_postgres::{IsolationLevel, Row};
 use uuid::Uuid;
 
 use crate::{
+    database::against_defaults,
     error::Error,
     pools,
     queue::Queue,
@@ -235,8 +236,9 @@ const BEGIN_EFFECT: &str = "begin isolation level read committed read write; clo
 pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
     let settings = format!(
         "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0; \
-         set local timezone = 'UTC'; set local client_min_messages = 'warning'",
-        idle.as_millis()
+         set local timezone = 'UTC'; set local client_min_messages = 'warning'; {1}",
+        idle.as_millis(),
+        against_defaults(true)
     );
     pools::answered("effect begin", connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}"))).await?;
     let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();

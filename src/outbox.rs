@@ -58,18 +58,18 @@ const LOOKBACK: Duration = Duration::from_secs(10);
 pub enum From {
     /// Everything.
     TheStart,
-    /// From the last row of the pass before on: a backlog is being worked off.
-    Row(String),
+    /// From the last row of the pass before on, by its time and id: a backlog is being worked off.
+    Row(String, i64),
     /// From a little before the look that found the queue drained.
     Drained(Instant),
 }
 
 impl From {
-    fn bounds(&self) -> (Option<&str>, Option<f64>) {
+    fn bounds(&self) -> (Option<&str>, Option<i64>, Option<f64>) {
         match self {
-            From::TheStart => (None, None),
-            From::Row(available_at) => (Some(available_at.as_str()), None),
-            From::Drained(at) => (None, Some((at.elapsed() + LOOKBACK).as_secs_f64())),
+            From::TheStart => (None, None, None),
+            From::Row(available_at, id) => (Some(available_at.as_str()), Some(*id), None),
+            From::Drained(at) => (None, None, Some((at.elapsed() + LOOKBACK).as_secs_f64())),
         }
     }
 }
@@ -77,11 +77,20 @@ impl From {
 /// Locks the oldest due rows of one queue, until the transaction of `client` ends.
 pub async fn claim(client: &impl GenericClient, table: Table, queue: Queue, from: &From, limit: i64) -> Result<Vec<Row>, Error> {
     let statement = table.pick(sql::outbox::CLAIM, sql::platform_outbox::CLAIM);
-    let (cursor, lookback) = from.bounds();
+    let (cursor, last, lookback) = from.bounds();
     let read = async {
         let prepared = client.prepare_cached(statement.text).await?;
         let rows = client
-            .query(&prepared, &[/* queue */ &queue.as_str(), /* cursor */ &cursor, /* lookback_s */ &lookback, /* limit */ &limit])
+            .query(
+                &prepared,
+                &[
+                    /* queue */ &queue.as_str(),
+                    /* cursor */ &cursor,
+                    /* last */ &last,
+                    /* lookback_s */ &lookback,
+                    /* limit */ &limit,
+                ],
+            )
             .await?;
         rows.iter()
             .map(|row| {
@@ -148,10 +157,10 @@ pub struct Due {
 pub async fn due(client: &impl GenericClient, table: Table, looks: &[(Queue, From)]) -> Result<Vec<Due>, Error> {
     let statement = table.pick(sql::outbox::DUE, sql::platform_outbox::DUE);
     let names: Vec<&str> = looks.iter().map(|(queue, _)| queue.as_str()).collect();
-    let (cursors, lookbacks): (Vec<_>, Vec<_>) = looks.iter().map(|(_, from)| from.bounds()).unzip();
+    let (cursors, lasts, lookbacks): (Vec<_>, Vec<_>, Vec<_>) = looks.iter().map(|(_, from)| from.bounds()).collect();
     let read = async {
         let prepared = client.prepare_cached(statement.text).await?;
-        client.query(&prepared, &[/* queues */ &names, /* cursors */ &cursors, /* lookback_s */ &lookbacks]).await
+        client.query(&prepared, &[/* queues */ &names, /* cursors */ &cursors, /* lasts */ &lasts, /* lookback_s */ &lookbacks]).await
     };
     let rows = pools::answered(statement.name, read).await?;
     let read = |row: &tokio_postgres::Row| -> Result<Option<Due>, tokio_postgres::Error> {

@@ -94,6 +94,7 @@ statements! {
         QUEUE_HEALTH = "ops/queue_health",
         CLOCK = "ops/clock",
         REDRIVE = "ops/redrive",
+        RENEW = "ops/renew",
         AUDIT = "ops/audit",
     }
 }
@@ -151,6 +152,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/cancel"),
     file!("functions/retry"),
     file!("functions/redrive"),
+    file!("functions/renew"),
     file!("functions/audit"),
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),

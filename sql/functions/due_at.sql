@@ -28,7 +28,8 @@ begin
     raise exception 'DELAY_INVALID: delay % is negative', p_delay
       using errcode = 'ML005', hint = 'Give a delay of zero or more, or leave it out for now.';
   end if;
-  return greatest(v_now, v_now + p_delay);
+  -- A day is 24 hours, whatever the caller's time zone.
+  return greatest(v_now, (v_now at time zone 'UTC' + p_delay) at time zone 'UTC');
 exception when datetime_field_overflow then
   raise exception 'DELAY_INVALID: delay % is beyond the calendar', p_delay
     using errcode = 'ML005', hint = 'Give a delay that ends before the year 294276.';

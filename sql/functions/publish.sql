@@ -40,7 +40,12 @@ begin
     into v_units, v_new
     from work.units u
    where u.event_type = publish.event_type and u.event_version = publish.version
-     and (u.retired_at is null or u.retired_at > clock_timestamp() - interval '7 days');
+     and (u.retired_at is null
+          -- Where the subscribers changed their context under new names, those of the old one are over.
+          or u.retired_at > clock_timestamp() - interval '7 days'
+             and not exists (select from work.units l
+                              where l.event_type = publish.event_type and l.event_version = publish.version
+                                and l.retired_at is null and l.context <> u.context));
   perform work.check_retired(u.name, u.retired_at) from unnest(v_units) u;
   -- Without a subscriber nobody says which context it is: a key then counts within the tenant that the caller named.
   if v_units is null then

@@ -33,7 +33,7 @@ grant execute on function
 -- Operators act by functions alone, which keep who did what in work.actions.
 grant execute on function work.cancel(uuid, text), work.retry(uuid, text) to monalisa_operator;
 -- What the commands of ops call, with the worker's role too.
-grant execute on function work.redrive(uuid, integer, text), work.audit(text, text, text, jsonb) to monalisa_operator, monalisa_worker;
+grant execute on function work.redrive(uuid, integer, text), work.renew(uuid), work.audit(text, text, text, jsonb) to monalisa_operator, monalisa_worker;
 
 -- Observers and operators read; payloads stay with the worker.
 grant select on work.outbox_messages, work.platform_outbox_messages, work.run_events, work.units, work.catalogues,

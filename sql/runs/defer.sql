@@ -5,13 +5,15 @@
 -- caller    src/ledger.rs, which re-issues a failed run in the same transaction
 -- index     task_runs_pkey
 -- locks     the run row
+-- note      a copy of a message that was deferred just now defers it no further
 -- note      a lapsed lease met here is the crash of another worker and is counted as one, unless it is the fifth: runs/condemn
 with r as materialized (
   select r.run_id, r.status = 'running' as lapsed, r.started_at, r.worker, r.failures + r.crashes + 1 as attempt,
          (array[15, 60, 240, 900, 3600])[r.deferrals + 1] as delay_s
     from work.task_runs r
    where r.run_id = $1
-     and (r.status in ('queued', 'retrying') or r.status = 'running' and r.lease_expires_at <= clock_timestamp())
+     and (r.status in ('queued', 'retrying') and r.available_at <= clock_timestamp()
+          or r.status = 'running' and r.lease_expires_at <= clock_timestamp())
      and r.failures + r.crashes + (r.status = 'running')::int4 < 5
      for no key update of r
 ), u as (

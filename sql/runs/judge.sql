@@ -18,8 +18,8 @@ select m.ord,
          when m.receives >= 6 then 'spent'
          when r.lease_expires_at > clock_timestamp() or r.status = 'running' and $6::float8 > 0 then 'held'
          when r.status = 'running' and r.failures + r.crashes >= 4 then 'condemned'
-         when r.unit <> all ($5::text[]) then 'unknown'
          when r.status <> 'running' and r.available_at > clock_timestamp() then 'early'
+         when r.unit <> all ($5::text[]) then 'unknown'
          when r.crashes + (r.status = 'running')::int4 >= 2 then 'suspect'
          else 'ready'
        end as verdict,

@@ -14,7 +14,7 @@ with waiting as materialized (
      for no key update of r
 )
 update work.task_runs r
-   set available_at = clock_timestamp() + make_interval(secs => w.delay_s)
+   set available_at = greatest(r.available_at, clock_timestamp() + make_interval(secs => w.delay_s))
   from waiting w
  where r.run_id = w.run_id
 returning r.run_id

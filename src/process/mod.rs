@@ -196,7 +196,7 @@ impl Process {
             let driven = drive(poller, worker.stop.clone(), self.parts.pulse(&format!("poller:{queue}")), LONGEST_PAUSE);
             self.pollers.spawn(self.parts.loud("poller", driven));
             let heart = Heart { worker: worker.clone(), queue, stopping: false };
-            let limit = self.config.visibility.of(queue) / 6;
+            let limit = (self.config.visibility.of(queue) / 6).min(LONGEST_PAUSE);
             let driven = drive(heart, self.stop_beats.clone(), self.parts.pulse(&format!("heartbeat:{queue}")), limit);
             self.background.spawn(self.parts.loud("heartbeat", driven));
         }

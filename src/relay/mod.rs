@@ -88,6 +88,9 @@ impl Relay {
         }
         let mut session = self.pools.relay().await?;
         let done = self.round(&mut session).await;
+        if done.as_ref().is_err_and(Error::took_too_long) {
+            self.looks.values_mut().for_each(Look::took_too_long);
+        }
         session.end(done)
     }
 
@@ -167,7 +170,7 @@ impl Relay {
         let transaction = pools::answered("relay begin", begin.start()).await?;
         let rows = outbox::claim(&transaction, table, queue, &from, limit).await?;
         let cost = began.elapsed();
-        self.look(queue, table).claimed();
+        self.look(queue, table).claimed(&from);
         if rows.is_empty() {
             pools::answered("relay rollback", transaction.rollback()).await?;
             let look = self.look(queue, table);
@@ -185,7 +188,7 @@ impl Relay {
         pools::answered("relay commit", transaction.commit()).await?;
         if outcome.sent.len() + outcome.not_sent.len() == rows.len() {
             let full = rows.len() as i64 == limit;
-            self.look(queue, table).looked(&from, began, cost, rows.last().filter(|_| full).map(|row| row.available_at.clone()));
+            self.look(queue, table).looked(&from, began, cost, rows.last().filter(|_| full));
         }
         Ok(true)
     }

@@ -17,7 +17,7 @@ use tracing::Instrument;
 
 use crate::{
     error::{self, Error},
-    failure::{TaskError, storable},
+    failure::{TaskError, panic_text, storable},
     ledger::{self, Failure, Recorded, Started},
     pools::{self, Left, Session},
     run::{EffectTransaction, TaskRun},
@@ -313,8 +313,7 @@ impl Attempt {
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> TaskError {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
-    TaskError::transient(text.unwrap_or_else(|| "the handler panicked".to_owned())).with_code("PANIC")
+    TaskError::transient(panic_text(panic)).with_code("PANIC")
 }
 
 fn ended_badly(error: JoinError) -> TaskError {

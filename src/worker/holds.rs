@@ -223,8 +223,11 @@ impl Worker {
             }
         }
         let lease = self.lease(queue, began.elapsed());
+        // Only what goes to SQS must end before a settle; leases are fenced by their tokens, and PostgreSQL may hang.
         let leases: Vec<Lease> =
             beating.iter().filter_map(|(_, _, kept, _)| *kept).map(|Kept { run_id, token, .. }| Lease { run_id, token, lease }).collect();
+        drop(batches);
+        drop(beating);
         if !leases.is_empty() {
             let asked = Instant::now();
             for beaten in self.extend(&leases, visibility / 6).await? {

@@ -84,6 +84,8 @@ impl Worker {
 
     async fn carry_out(self: &Arc<Self>, offer: Offer, verdict: Verdict) {
         let Offer { hold, delivery } = offer;
+        // One whose receives run out must not come back soon: at the eighth SQS takes it away.
+        let not_now = if verdict == Verdict::Spent { self.visibility.of(hold.queue) } else { NOT_NOW };
         if verdict == Verdict::NoRun && delivery.receives >= NO_RUN_RECEIVES {
             let body = serde_json::json!({ "runId": delivery.run_id, "generation": delivery.generation }).to_string();
             return self.refuse(hold, body, "NO_SUCH_RUN", "the ledger holds no run of this id".to_owned()).await;
@@ -142,7 +144,7 @@ impl Worker {
             // Nothing was committed, or it was and the next judgement finds it so: the message comes back soon.
             Some(Err(error)) => {
                 tracing::error!(run_id = %delivery.run_id, %error, "a verdict could not be carried out; the message comes back");
-                Settle::Hide(NOT_NOW)
+                Settle::Hide(not_now)
             }
             None => Settle::Hide(Duration::ZERO),
         };
@@ -159,7 +161,7 @@ impl Worker {
     }
 
     /// Too many messages wait here already: these return in their turn, through the outbox where their runs still wait.
-    async fn postpone(&self, full: Vec<(Offer, Duration)>) {
+    pub(super) async fn postpone(&self, full: Vec<(Offer, Duration)>) {
         if full.is_empty() {
             return;
         }

@@ -193,6 +193,11 @@ impl Part for Repairer {
 
     async fn tick(&mut self) -> Result<Next, Error> {
         let mut done = Ok(());
+        // After an outage whoever holds a lapsed lease has the time to revive it: nobody died.
+        let spared = self.worker.outage.spare();
+        if !spared.is_zero() {
+            return Ok(Next::Idle(spared));
+        }
         for passes in &mut self.passes {
             if passes.due > Instant::now() {
                 continue;

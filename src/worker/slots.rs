@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Bounds of the time for which a run is sent back whose unit is full here.
-const SHORTEST_TURN: Duration = Duration::from_secs(1);
+pub(super) const SHORTEST_TURN: Duration = Duration::from_secs(1);
 const LONGEST_TURN: Duration = Duration::from_secs(15 * 60);
 
 /// The slots of all units.
@@ -28,6 +28,8 @@ pub(crate) struct Slots {
     pub(crate) freed: watch::Sender<()>,
     /// Held for reading by each run; a suspect holds it alone.
     gate: Arc<RwLock<()>>,
+    /// How many suspects hold the gate or wait for it.
+    suspects: watch::Sender<usize>,
 }
 
 /// The slots of one unit.
@@ -67,7 +69,23 @@ pub(crate) struct Permit {
 #[allow(dead_code, reason = "they are held, not read")]
 enum Gate {
     Shared(OwnedRwLockReadGuard<()>),
-    Alone(OwnedRwLockWriteGuard<()>),
+    Alone(OwnedRwLockWriteGuard<()>, Suspect),
+}
+
+/// Keeps the gate closed for others, from when a suspect begins to wait until its run has ended.
+struct Suspect(watch::Sender<usize>);
+
+impl Suspect {
+    fn new(suspects: &watch::Sender<usize>) -> Suspect {
+        suspects.send_modify(|count| *count += 1);
+        Suspect(suspects.clone())
+    }
+}
+
+impl Drop for Suspect {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
 }
 
 struct Freed(watch::Sender<()>);
@@ -81,7 +99,7 @@ impl Drop for Freed {
 impl Permit {
     /// Whether nothing else runs in this process.
     pub(crate) fn is_alone(&self) -> bool {
-        matches!(self.gate, Gate::Alone(_))
+        matches!(self.gate, Gate::Alone(..))
     }
 }
 
@@ -105,7 +123,15 @@ impl Slots {
         let units: HashMap<&'static str, Arc<Slot>> = units.iter().map(|unit| (unit.name, Arc::new(slot(unit)))).collect();
         let mut names: Vec<&'static str> = units.keys().copied().collect();
         names.sort_unstable();
-        Slots { units, names, total, waiting: Arc::new(Semaphore::new(waiting)), freed: watch::Sender::new(()), gate: Arc::default() }
+        Slots {
+            units,
+            names,
+            total,
+            waiting: Arc::new(Semaphore::new(waiting)),
+            freed: watch::Sender::new(()),
+            gate: Arc::default(),
+            suspects: watch::Sender::default(),
+        }
     }
 
     /// Slots of the units on the consumed queues.
@@ -122,8 +148,12 @@ impl Slots {
         self.units.get(unit)
     }
 
-    /// Free slots of the units on this queue. A queue without any is asked for one message at a time: what is there still needs judging.
+    /// Free slots of the units on this queue; none while a suspect waits until it is alone, or is. A queue without any unit is asked for
+    /// one message at a time: what is there still needs judging.
     pub(crate) fn free(&self, queue: Queue) -> usize {
+        if *self.suspects.borrow() > 0 {
+            return 0;
+        }
         let mut on_queue = self.units.values().filter(|slot| slot.queue == Some(queue)).peekable();
         if on_queue.peek().is_none() {
             return 1;
@@ -161,10 +191,19 @@ impl Slots {
     pub(crate) async fn permit(&self, unit: &str, suspect: bool) -> Option<Permit> {
         let slot = self.get(unit)?.free.clone().acquire_owned().await.ok()?;
         let gate = match suspect {
-            true => Gate::Alone(self.gate.clone().write_owned().await),
+            true => {
+                let suspect = Suspect::new(&self.suspects);
+                Gate::Alone(self.gate.clone().write_owned().await, suspect)
+            }
             false => Gate::Shared(self.gate.clone().read_owned().await),
         };
         Some(self.permit_of(slot, gate))
+    }
+
+    /// Resolves when a suspect wants to be alone here.
+    pub(crate) async fn closed(&self) {
+        // The sender is ours: it lasts.
+        drop(self.suspects.subscribe().wait_for(|count| *count > 0).await);
     }
 
     fn permit_of(&self, slot: OwnedSemaphorePermit, gate: Gate) -> Permit {

@@ -21,20 +21,32 @@ use super::{
     jittered,
     poll::{NOT_NOW, Offer},
     settle::Settle,
-    slots::{Permit, Place},
+    slots::{Permit, Place, SHORTEST_TURN},
 };
 
 /// For so long a start may arrive whose answer was lost: twice what the kernel goes on sending to a silent peer.
 const LATE_START: Duration = Duration::from_secs(60);
 
+/// How long a message is let go whose run somebody holds locked: 1, 7, 17, 31, 49 s. An operator's transaction may stay open for a
+/// while, and at the eighth receive SQS takes the message away.
+fn locked(receives: i32) -> Duration {
+    let receives = u64::from(receives.clamp(1, 6).unsigned_abs());
+    Duration::from_secs(2 * receives * receives - 1)
+}
+
 impl Worker {
-    /// Waits in the background for a slot (and, for a suspect, until nothing else runs here), under heartbeat.
+    /// Waits in the background for a slot (and, for a suspect, until nothing else runs here), under heartbeat. What waits when a suspect
+    /// comes is left to other processes, since the longest handler here may take hours.
     pub(super) fn start_later(self: &Arc<Self>, offer: Offer, unit: String, suspect: bool, place: Place) {
         let worker = self.clone();
         self.tasks.spawn(async move {
             let permit = tokio::select! {
                 () = worker.stop.cancelled() => None,
                 permit = worker.slots.permit(&unit, suspect) => permit,
+                () = worker.slots.closed(), if !suspect => {
+                    drop(place);
+                    return worker.postpone(vec![(offer, jittered(SHORTEST_TURN))]).await;
+                }
             };
             drop(place);
             match permit {
@@ -100,7 +112,7 @@ impl Worker {
                     }
                     self.attempt(offer, permit, run, asked + start.lease);
                 }
-                None => self.settle(&offer.hold, Settle::Hide(jittered(Duration::from_secs(1)))).await,
+                None => self.settle(&offer.hold, Settle::Hide(jittered(locked(offer.delivery.receives)))).await,
             }
         }
     }

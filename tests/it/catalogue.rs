@@ -170,3 +170,16 @@ async fn what_a_load_would_change_and_orphan_is_shown_beforehand() {
     let after = world.one("select json_agg(u order by name)::text from work.units u", &[]).await.get::<_, String>(0);
     assert_eq!(before, after, "nothing was changed");
 }
+
+#[tokio::test]
+async fn subscribers_that_changed_their_context_under_new_names_are_published_to() {
+    let world = World::without_queues().await;
+    let load = async |subscribers: &str| {
+        let catalogue = format!(r#"{{"version":1,"tasks":[],"subscriptions":{subscribers}}}"#);
+        world.db.execute("select work.load_catalogue($1::text::jsonb, 'changing')", &[&catalogue]).await.unwrap();
+    };
+    load(r#"[{"name":"a.old","queue":"default","context":"tenant","type":"changing.happened","version":1}]"#).await;
+    load(r#"[{"name":"b.new","queue":"default","context":"platform","type":"changing.happened","version":1}]"#).await;
+    let published = world.db.query("select unit from work.publish('changing.happened')", &[]).await.unwrap();
+    assert_eq!(published.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>(), ["b.new"]);
+}

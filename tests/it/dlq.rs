@@ -104,6 +104,14 @@ async fn a_message_that_sqs_moved_by_itself_is_sent_again() {
         (world.messages("default-dlq").await.0 == 1).then_some(())
     })
     .await;
+    // Who throws it away sends its run again, and the next one is moved as well.
+    let told = dlq(&world, &["purge", "--reason", "in the way", "--yes"]);
+    assert!(told.contains("0 dead letters deleted") && told.contains("1 unfinished ones sent again"), "{told}");
+    wait_for("the second move", async || {
+        client.receive_message().queue_url(&url).visibility_timeout(0).send().await.unwrap();
+        (world.messages("default-dlq").await.0 == 1).then_some(())
+    })
+    .await;
     let listed = dlq(&world, &["show"]);
     assert!(listed.contains("MOVED_BY_SQS") && listed.contains(&run.to_string()), "{listed}");
     let told = dlq(&world, &["redrive", "--reason", "a consumer of somebody else's"]);

@@ -290,3 +290,18 @@ async fn a_producer_enqueues_and_is_refused_every_table() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_delay_of_days_and_months_is_the_same_in_every_time_zone() {
+    let world = World::without_queues().await;
+    for zone in ["UTC", "America/New_York", "Pacific/Kiritimati", "Australia/Lord_Howe"] {
+        world.db.batch_execute(&format!("set timezone = '{zone}'")).await.unwrap();
+        for delay in ["400 days", "1 month", "90 days 7 hours"] {
+            let run: uuid::Uuid = world.one("select work.dispatch('t.ok', '{}', 1, delay => $1::text::interval)", &[&delay]).await.get(0);
+            let off = "select extract(epoch from (available_at at time zone 'UTC') - (created_at at time zone 'UTC' + $2::text::interval))::float8
+                         from work.task_runs where run_id = $1";
+            let off: f64 = world.one(off, &[&run, &delay]).await.get(0);
+            assert!(off.abs() < 60.0, "{delay} in {zone} is off by {off} s");
+        }
+    }
+}

@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 use monalisa::sql::{outbox, runs};
 use uuid::Uuid;
 
-use crate::support::{RELAY, SHORT, World, checks::UNFINISHED, connect, in_time, refusal, wait_for};
+use crate::support::{
+    RELAY, RELAY_ALONE, SHORT, World,
+    checks::{Counters, UNFINISHED},
+    connect, in_time, refusal, wait_for,
+};
 
 fn pause() -> Duration {
     Duration::from_millis(50 + u64::from(Uuid::new_v4().as_bytes()[0]) * 2)
@@ -97,7 +101,7 @@ async fn a_wait_that_no_calendar_holds_is_cut_and_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn a_deferral_shortens_no_backoff() {
+async fn neither_a_deferral_nor_a_full_unit_shortens_a_backoff() {
     let world = World::new().await;
     let run = world.dispatch("t.ok", "{}").await;
     world
@@ -105,9 +109,12 @@ async fn a_deferral_shortens_no_backoff() {
         .execute("update work.task_runs set available_at = clock_timestamp() + interval '10 minutes' where run_id = $1", &[&run])
         .await
         .unwrap();
-    let delay: f64 = world.one(runs::DEFER.text, &[&run, &"w"]).await.get("delay_s");
+    // Judged before its attempt failed elsewhere.
+    assert!(world.db.query(runs::DEFER.text, &[&run, &"w"]).await.unwrap().is_empty(), "to be judged again: it is not due");
+    assert_eq!(world.counters(run).await, Counters::default());
+    world.one(runs::POSTPONE.text, &[&vec![run], &vec![1.0]]).await;
     let wait: f64 = world.one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs", &[]).await.get(0);
-    assert!(delay == 15.0 && wait > 590.0, "{wait} s");
+    assert!(wait > 590.0, "{wait} s");
 }
 
 #[tokio::test]
@@ -607,4 +614,55 @@ async fn a_suspect_runs_alone_and_its_neighbours_finish() {
     assert_eq!(world.count(beside).await, 0, "a suspect had company");
     world.messages_are("default", 0).await;
     world.exactly_once(27).await;
+}
+
+#[tokio::test]
+async fn a_suspect_that_waits_keeps_nothing_from_other_workers() {
+    let world = World::new().await;
+    let _relay = world.start(RELAY_ALONE).await;
+    let first = world.start(&[("QUEUES", "default")]).await;
+    let long = world.dispatch("t.sleep", r#"{"s":25}"#).await;
+    world.run_is(long, "running").await;
+    let suspect: Uuid = world.one("select work.dispatch('t.ok', '{}', 1, delay => '0.5 seconds')", &[]).await.get(0);
+    world.db.execute("update work.task_runs set crashes = 2 where run_id = $1", &[&suspect]).await.unwrap();
+    wait_for("the first worker to hold the suspect", async || (world.messages("default").await == (0, 2)).then_some(())).await;
+    let _second = world.start(&[("QUEUES", "default")]).await;
+    let began = Instant::now();
+    let mut others = Vec::new();
+    for _ in 0..40 {
+        others.push(world.dispatch("t.ok", "{}").await);
+    }
+    for run in &others {
+        world.run_is(*run, "succeeded").await;
+    }
+    in_time(began, Duration::from_secs(8));
+    let by_first =
+        "select count(*) from work.task_runs where run_id = any ($1) and worker = (select worker from work.task_runs where run_id = $2)";
+    assert_eq!(world.one(by_first, &[&others, &long]).await.get::<_, i64>(0), 0, "it starts nothing beside the suspect");
+    for run in [long, suspect] {
+        world.run_is(run, "succeeded").await;
+    }
+    // And then it takes part again.
+    let run = world.dispatch("t.ok", "{}").await;
+    world.run_is(run, "succeeded").await;
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_run_that_somebody_holds_locked_goes_to_no_dead_letter_queue() {
+    let world = World::new().await;
+    let mut other = connect(&world.url(None)).await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let locked = other.transaction().await.unwrap();
+    locked.execute("select from work.task_runs where run_id = $1 for update", &[&run]).await.unwrap();
+    let _workers = world.workers().await;
+    let received =
+        || world.sqs.calls()["calls"].as_array().unwrap().iter().filter(|call| call["action"] == "ChangeMessageVisibilityBatch").count();
+    wait_for("it to be let go twice", async || (received() >= 2).then_some(())).await;
+    // Where it came back each second, SQS would take it away by then.
+    tokio::time::sleep(Duration::from_secs(22)).await;
+    assert_eq!(world.messages("default-dlq").await, (0, 0));
+    locked.rollback().await.unwrap();
+    world.run_is(run, "succeeded").await;
+    assert_eq!(world.trail(run).await, ["started", "succeeded"]);
 }

@@ -7,8 +7,20 @@ use monalisa::sql::REAPPLIED;
 use crate::{sql_files::header_line, support::World};
 
 /// They run with the rights of their owner: producers, workers and operators have none on the tables, or less than the function needs.
-const WITH_OWNERS_RIGHTS: [&str; 11] =
-    ["audit", "cancel", "catalogue_state", "dispatch", "dispatch_many", "load_catalogue", "publish", "redrive", "retry", "run", "succeed"];
+const WITH_OWNERS_RIGHTS: [&str; 12] = [
+    "audit",
+    "cancel",
+    "catalogue_state",
+    "dispatch",
+    "dispatch_many",
+    "load_catalogue",
+    "publish",
+    "redrive",
+    "renew",
+    "retry",
+    "run",
+    "succeed",
+];
 
 async fn names(world: &World, condition: &str) -> Vec<String> {
     let sql = format!("select p.proname::text from pg_proc p where p.pronamespace = 'work'::regnamespace and ({condition}) order by 1");

@@ -169,6 +169,22 @@ async fn a_unit_this_process_does_not_know_is_set_back_and_counts_nothing() {
 }
 
 #[tokio::test]
+async fn copies_of_a_message_whose_unit_is_unknown_defer_it_once() {
+    let world = World::new().await;
+    let run = world.dispatch("t.ok", "{}").await;
+    let envelope: String = world.one("select envelope::text from work.outbox_messages where run_id = $1", &[&run]).await.get(0);
+    for _ in 0..6 {
+        world.send("default", &envelope).await;
+    }
+    let old = world.spawn("workers", &[RELAY]);
+    old.log("ready").await;
+    world.messages_are_hidden("default", 7).await;
+    wait_for("the deferral", async || (counters(&world, run).await == (0, 0, 1)).then_some(())).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!((counters(&world, run).await, world.trail(run).await), ((0, 0, 1), vec!["deferred".to_owned()]));
+}
+
+#[tokio::test]
 async fn the_sixth_deferral_fails_the_run_with_its_reason() {
     let world = World::new().await;
     let run = world.dispatch("t.ok", "{}").await;

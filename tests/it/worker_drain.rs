@@ -136,6 +136,20 @@ async fn lease(world: &World) -> f64 {
     world.one(left, &[]).await.get(0)
 }
 
+#[tokio::test]
+async fn a_drain_that_begins_while_postgresql_hangs_lets_its_messages_go() {
+    let world = World::new().await;
+    let _relay = world.start(RELAY_ALONE).await;
+    let proxy = world.pg_proxy().await;
+    let mut worker = world.start(&[DEFAULT, SOON, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
+    let run = world.dispatch("t.first", r#"{"s":5}"#).await;
+    world.run_is(run, "running").await;
+    proxy.freeze();
+    worker.signal("TERM");
+    worker.exit().await;
+    assert_eq!(world.messages("default").await, (1, 0), "with a visibility of two minutes");
+}
+
 /// A worker in a drain with a run under way that was cut off from PostgreSQL, or hears nothing from it any more.
 async fn without_postgresql(world: &World, frozen: bool) -> Process {
     let proxy = world.pg_proxy().await;

@@ -137,6 +137,7 @@ async fn deferrals_of_an_unknown_unit_grow_and_the_sixth_fails() {
     let mut delays = Vec::new();
     for _ in 0..6 {
         delays.push(world.one(runs::DEFER.text, &[&run, &"w"]).await.get::<_, Option<f64>>("delay_s"));
+        world.db.batch_execute("update work.task_runs set available_at = clock_timestamp()").await.unwrap();
     }
     assert_eq!(delays, [Some(15.0), Some(60.0), Some(240.0), Some(900.0), Some(3_600.0), None]);
     assert_eq!(world.trail(run).await, ["deferred", "deferred", "deferred", "deferred", "deferred", "failed"]);
@@ -161,15 +162,22 @@ async fn no_payload_and_no_detail_of_an_error_stands_in_a_log_or_in_the_ledger()
         .execute("select work.dispatch('t.sql', jsonb_build_object('q', $1::text, 'card', 'SECRET-4111'), 1)", &[&twice])
         .await
         .unwrap();
+    // The message of the first quotes the value, and the panic its error with the row in it.
+    let unreadable = r#"{"q":"select reverse('1114-TERCES')::int"}"#;
+    let stored = r#"{"q":"insert into public.cards values (reverse('1114-TERCES'))","panic":true}"#;
     for (unit, payload) in [
+        ("t.sql", unreadable),
+        ("t.sql", stored),
         ("t.permanent", r#"{"msg":"no","card":"SECRET-4111"}"#),
         ("t.panic", r#"{"card":"SECRET-4111"}"#),
         ("t.sleep", r#"{"s":"SECRET-4111"}"#),
     ] {
         world.dispatch(unit, payload).await;
     }
-    world.count_is("select count(*) from work.task_runs where status = 'failed'", 4).await;
-    world.messages_are("default-dlq", 4).await;
+    world.count_is("select count(*) from work.task_runs where status = 'failed'", 6).await;
+    world.messages_are("default-dlq", 6).await;
+    let told = "select count(*) from work.task_runs where last_error like any (array['%type integer: \"…\"%', 'PANIC: it is stored: …'])";
+    assert_eq!(world.count(told).await, 2, "what is no value is told");
     workers.stop().await;
     says_nothing(&workers, "SECRET-4111").await;
     let unknown = world.spawn("workers", &[RELAY]);

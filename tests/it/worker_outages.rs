@@ -138,6 +138,9 @@ async fn limits_that_a_dba_sets_for_the_role_end_no_handler() {
     {
         world.db.batch_execute(&format!("alter role test_worker in database {name} set {limit}")).await.unwrap();
     }
+    if world.count("select current_setting('server_version_num')::int8").await >= 170_000 {
+        world.db.batch_execute(&format!("alter role test_worker in database {name} set transaction_timeout = '1s'")).await.unwrap();
+    }
     let worker = world.start(&[RELAY, DEFAULT, SHORT]).await;
     let runs = [
         world.dispatch("t.sleep", r#"{"s":3}"#).await,
@@ -339,4 +342,26 @@ async fn postgresql_and_sqs_away_at_once_cost_no_attempt() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     world.sqs.clear_faults();
     nothing_was_charged(&world).await;
+}
+
+#[tokio::test]
+async fn what_is_deleted_from_its_queue_is_on_disk_whatever_the_server_does_by_default() {
+    let server = PgServer::start(&["synchronous_commit=off", "wal_writer_delay=10s", "fsync=on"]);
+    let world = World::with_server(&server).await;
+    let url = world.url(None);
+    let worker = world.start(&[RELAY, DEFAULT]).await;
+    let runs =
+        [world.dispatch("t.ok", "{}").await, world.dispatch("t.idle", "{}").await, world.dispatch("t.permanent", r#"{"msg":"x"}"#).await];
+    // The dispatches themselves are the API's affair.
+    world.db.batch_execute("set synchronous_commit = on; select txid_current()").await.unwrap();
+    for (run, end) in runs.iter().zip(["succeeded", "succeeded", "failed"]) {
+        world.run_is(*run, end).await;
+    }
+    world.messages_are("default", 0).await;
+    server.crash();
+    drop(worker);
+    server.go();
+    let db = connect(&url).await;
+    let ended = "select count(*) from work.task_runs where status in ('succeeded', 'failed')";
+    assert_eq!(db.query_one(ended, &[]).await.unwrap().get::<_, i64>(0), 3);
 }

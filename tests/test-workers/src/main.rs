@@ -204,6 +204,8 @@ struct Sql {
     s: f64,
     #[serde(default)]
     permanent: bool,
+    #[serde(default)]
+    panic: bool,
     /// Seconds it waits for its statement before it fails by itself.
     patience: Option<f64>,
 }
@@ -218,6 +220,7 @@ async fn sql(payload: Sql, run: &TaskRun) -> Result<(), TaskError> {
     };
     tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
     match done {
+        Err(error) if payload.panic => panic!("it is stored: {error:?}"),
         _ if payload.permanent => Err(TaskError::validation("it is no use")),
         Err(error) if !payload.swallow => Err(error.into()),
         _ => Ok(()),
