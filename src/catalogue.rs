@@ -92,6 +92,12 @@ impl Catalogue {
         catalogue
     }
 
+    /// The names of all tasks and subscribers.
+    #[cfg(feature = "workers")]
+    pub(crate) fn units(&self) -> impl Iterator<Item = &str> {
+        self.tasks.iter().map(|task| &*task.name).chain(self.subscriptions.iter().map(|subscription| &*subscription.name))
+    }
+
     /// As `tasks.json` holds it.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Error::Other(format!("the catalogue cannot be written: {error}")))

@@ -29,6 +29,7 @@ mod relay_wake_faults;
 mod repair;
 mod schema;
 mod secrets;
+mod services;
 mod sql_files;
 mod sql_functions;
 mod sql_plans;
