@@ -1,6 +1,7 @@
 //! The product against real PostgreSQL, real Redis and the real AWS SDK on an SQS engine. `make test` starts what is needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
+mod api_teams;
 mod catalogue;
 mod client;
 mod clocks;
