@@ -30,6 +30,7 @@ status: ## Show which of them run, and where
 # Most tests wait more than they compute.
 test: export RUST_TEST_THREADS ?= 8
 test: setup ## Run all tests against the local stack
+	@scripts/setup --examples
 	@$(WITH_STACK) cargo test --workspace
 
 REPEAT ?= 1
@@ -41,6 +42,7 @@ test-faults: setup ## Run the tests of faults (those whose names hold one of FAU
 	done
 
 test-ministack: setup ## Run the tests against a second SQS engine, ministack, which is installed from PyPI
+	@scripts/setup --examples
 	@$(WITH_STACK) scripts/with-ministack cargo test --package monalisa --test it
 
 SEED ?= $(shell date +%s)

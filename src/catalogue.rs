@@ -9,10 +9,11 @@ use tokio_postgres::GenericClient;
 use crate::unit::{Kind, Units};
 use crate::{error::Error, payload::Task, sql};
 
-/// What can be dispatched, and who subscribes to which event.
+/// What can be dispatched, and who subscribes to which event. What a file leaves out is what the database takes then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Catalogue {
     /// Version of this form.
+    #[serde(default = "first")]
     pub version: u32,
     /// Every task.
     pub tasks: Vec<TaskEntry>,
@@ -28,10 +29,13 @@ pub struct TaskEntry {
     /// Queue its runs travel on.
     pub queue: String,
     /// `tenant`, `platform` or `system`.
+    #[serde(default = "tenant")]
     pub context: String,
     /// `skip` or `allow`.
+    #[serde(default = "skip")]
     pub overlap: String,
     /// How long one attempt may take.
+    #[serde(default = "minute")]
     pub timeout_seconds: u32,
     /// `rate(...)`, where it has a schedule.
     pub schedule: Option<String>,
@@ -48,17 +52,36 @@ pub struct Subscription {
     /// Queue its runs travel on.
     pub queue: String,
     /// `tenant`, `platform` or `system`.
+    #[serde(default = "tenant")]
     pub context: String,
     /// How long one attempt may take.
+    #[serde(default = "minute")]
     pub timeout_seconds: u32,
     /// Type of the event.
     #[serde(rename = "type")]
     pub event_type: String,
     /// Version of the event.
+    #[serde(default = "first")]
     pub version: i32,
     /// `monalisa` for what ships; nothing for a program's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+}
+
+fn first<T: From<u8>>() -> T {
+    1.into()
+}
+
+fn tenant() -> String {
+    "tenant".to_owned()
+}
+
+fn skip() -> String {
+    "skip".to_owned()
+}
+
+fn minute() -> u32 {
+    60
 }
 
 impl Catalogue {
@@ -90,6 +113,12 @@ impl Catalogue {
             }
         }
         catalogue
+    }
+
+    /// The names of all tasks and subscribers.
+    #[cfg(feature = "workers")]
+    pub(crate) fn units(&self) -> impl Iterator<Item = &str> {
+        self.tasks.iter().map(|task| &*task.name).chain(self.subscriptions.iter().map(|subscription| &*subscription.name))
     }
 
     /// As `tasks.json` holds it.

@@ -61,7 +61,7 @@ pub(crate) async fn examine(program: &Program<'_>, say: impl Fn(&str)) -> bool {
     match config.database.pool("doctor", 1, Duration::from_secs(60), &tokio::runtime::Handle::current()) {
         Ok(pool) => match pools::get(&pool).await {
             Ok(mut connection) => {
-                told("catalogue", catalogue_is_loaded(&connection, program.catalogue).await);
+                told("catalogue", catalogue_is_loaded(&connection, program).await);
                 told("outbox", outbox_is_well(&connection).await);
                 told("served", queues_are_served(&connection).await);
                 told("lost messages", nothing_is_lost(&mut connection, config).await);
@@ -103,13 +103,14 @@ async fn database_is_well(program: &Program<'_>) -> Result<Vec<Finding>, Error> 
     Ok(findings)
 }
 
-/// Only what the database's catalogue holds can be dispatched.
-async fn catalogue_is_loaded(client: &tokio_postgres::Client, catalogue: &Catalogue) -> Result<Vec<Finding>, Error> {
-    if catalogue.compare(client).await? {
-        return Ok(Vec::new());
+/// Only what the database's catalogue holds can be dispatched, and only what a program has can be run.
+async fn catalogue_is_loaded(client: &tokio_postgres::Client, program: &Program<'_>) -> Result<Vec<Finding>, Error> {
+    let mut findings = checks::of_units(client, program.catalogue, &program.config.queues).await?;
+    if !program.catalogue.compare(client).await? {
+        let what = "the units of this program are not those that the database holds: what it lacks cannot be dispatched";
+        findings.push(Finding::warning(what, "run workers migrate with this program, before the API is deployed"));
     }
-    let what = "the units of this program are not those that the database holds: what it lacks cannot be dispatched";
-    Ok(vec![Finding::warning(what, "run workers migrate with this program, before the API is deployed")])
+    Ok(findings)
 }
 
 async fn queues_are_well(config: &Config) -> Result<Vec<Finding>, Error> {

@@ -84,6 +84,7 @@ statements! {
         LOAD = "catalogue/load",
         MATCHES = "catalogue/matches",
         UNFINISHED = "catalogue/unfinished",
+        STRANGERS = "catalogue/strangers",
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",

@@ -23,6 +23,10 @@ begin
     raise exception 'CATALOG_INVALID: it is not an object with the lists tasks and subscriptions'
       using errcode = 'ML009', hint = 'Generate it: workers tasks generate writes tasks.json.';
   end if;
+  if coalesce(load_catalogue.catalogue -> 'version', '1') <> '1' then
+    raise exception 'CATALOG_INVALID: its version is %, and this database knows version 1', load_catalogue.catalogue -> 'version'
+      using errcode = 'ML009', hint = 'Migrate with the program that generated it: workers migrate.';
+  end if;
   lock table work.catalogues in share row exclusive mode;
 
   begin
@@ -55,6 +59,13 @@ begin
   if found then
     raise exception 'CATALOG_INVALID: the unit % stands twice', v_bad
       using errcode = 'ML009', hint = 'Names are unique over tasks and subscribers; rename one of them.';
+  end if;
+  -- The form of the rest is checked by the table.
+  select name into v_bad from unnest(v_incoming)
+   where event_type !~ '^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$' or event_version < 1 or schedule !~ '^(rate|cron)\(.+\)$' limit 1;
+  if found then
+    raise exception 'CATALOG_INVALID: the event or the schedule of % is not valid', v_bad
+      using errcode = 'ML009', hint = 'A type is segments of [a-z][a-z0-9_]* joined by dots, a version is 1 or more, a schedule is rate(...) or cron(...).';
   end if;
   select i.name || ' belongs to the service ' || u.service into v_bad
     from unnest(v_incoming) i join work.units u using (name)

@@ -1,6 +1,7 @@
 //! What is checked before anything starts.
 
 use crate::{
+    catalogue::Catalogue,
     checks::{self, Finding},
     config::Config,
     error::Error,
@@ -32,10 +33,11 @@ pub(crate) fn configure(units: &Units) -> Result<(Config, PoolPlan, Mailer), Err
 }
 
 /// Checks database and queues; what the process cannot work with is one error, the rest are warnings.
-pub(super) async fn check_surroundings(config: &Config, plan: PoolPlan, sqs: &Queues) -> Result<(), Error> {
+pub(super) async fn check_surroundings(config: &Config, plan: PoolPlan, sqs: &Queues, units: &Units) -> Result<(), Error> {
     let database = config.database.connect("boot").await?;
     let mut findings: Vec<Finding> = migrate::check(&database).await?.into_iter().collect();
     findings.extend(checks::of_database(&database, plan.total()).await?);
+    findings.extend(checks::of_units(&database, &Catalogue::of(units), &config.queues).await?);
     let states = checks::queue_states(sqs, &config.used_queues()).await?;
     findings.extend(checks::of_queues(sqs, &states, &config.visibility));
     let (fatal, warnings): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.fatal);

@@ -128,7 +128,7 @@ impl Process {
         let listener = health::bind(config.health_port).await?;
         let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
         let sqs = Queues::connect(&config.sqs).await;
-        check_surroundings(&config, plan, &sqs).await?;
+        check_surroundings(&config, plan, &sqs, units).await?;
 
         let parts = Parts::new(&config, plan.relay);
         let health = Health::new(parts.bounds(&config));

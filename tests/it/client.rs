@@ -115,6 +115,22 @@ async fn an_api_finds_its_tasks_in_the_catalogue_file_or_does_not_start() {
     other.tasks.pop();
     assert!(!other.compare(&world.db).await.unwrap());
 
+    // One of one's own names what it needs; the rest is what the database takes for it.
+    let small = r#"{"tasks": [{"name": "t.ok", "queue": "bulk"}], "subscriptions": [{"name": "t.s", "queue": "bulk", "type": "a.b"}]}"#;
+    std::fs::write(&path, small).unwrap();
+    let small = Catalogue::from_file(&path).unwrap();
+    assert!(small.require::<Greet>().is_ok());
+    world.db.batch_execute("truncate work.catalogues, work.units").await.unwrap();
+    let taken = async |text: &str| {
+        world.one("select count(*) from work.load_catalogue($1::text::jsonb, 'own')", &[&text]).await;
+        let units =
+            "select string_agg(concat_ws(' ', name, context, overlap, timeout_seconds, event_version), ', ' order by name) from work.units";
+        world.one(units, &[]).await.get::<_, String>(0)
+    };
+    let given = taken(&std::fs::read_to_string(&path).unwrap()).await;
+    assert_eq!(taken(&small.to_json().unwrap()).await, given);
+    assert_eq!(given, "t.ok tenant skip 60, t.s tenant skip 60 1");
+
     std::fs::write(&path, "{\"tasks\": 1}").unwrap();
     for path in [path.as_path(), std::path::Path::new("/nowhere/tasks.json")] {
         let refused = Catalogue::from_file(path).unwrap_err().to_string();

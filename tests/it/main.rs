@@ -1,6 +1,7 @@
 //! The product against real PostgreSQL, real Redis and the real AWS SDK on an SQS engine. `make test` starts what is needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
+mod api_teams;
 mod catalogue;
 mod client;
 mod clocks;
@@ -12,6 +13,7 @@ mod doctor;
 mod enqueue;
 mod enqueue_faults;
 mod enqueue_many;
+mod examples;
 mod faults;
 mod flow;
 mod health;
@@ -29,12 +31,14 @@ mod relay_wake_faults;
 mod repair;
 mod schema;
 mod secrets;
+mod services;
 mod sql_files;
 mod sql_functions;
 mod sql_plans;
 mod sql_surface;
 mod stress;
 mod support;
+mod tasks_schema;
 mod tls;
 mod transitions;
 mod wake;

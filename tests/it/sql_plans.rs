@@ -138,6 +138,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "runs/lock_unfinished" | "runs/reissue" => format!("'{{{queued}}}'"),
         "catalogue/load" => format!("'{catalogue}', 'test-workers'"),
         "catalogue/matches" => format!("'{catalogue}'"),
+        "catalogue/strangers" => "'{default}', '{t.ok}'".to_owned(),
         "catalogue/unfinished" => "'{t.ok,t.sleep}'".to_owned(),
         "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),

@@ -92,6 +92,7 @@ async fn template() -> &'static str {
                 statement.text.hash(&mut hasher);
             }
             include_str!("../../test-workers/src/main.rs").hash(&mut hasher);
+            include_str!("../../test-workers/src/reports.rs").hash(&mut hasher);
             include_str!("../../test-workers/src/stress.rs").hash(&mut hasher);
             include_str!("mod.rs").hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
