@@ -7,8 +7,25 @@ use monalisa::sql::REAPPLIED;
 use crate::{sql_files::header_line, support::World};
 
 /// They run with the rights of their owner: producers, workers and operators have none on the tables, or less than the function needs.
-const WITH_OWNERS_RIGHTS: [&str; 11] =
-    ["audit", "cancel", "catalogue_state", "dispatch", "dispatch_many", "load_catalogue", "publish", "redrive", "retry", "run", "succeed"];
+const WITH_OWNERS_RIGHTS: [&str; 17] = [
+    "audit",
+    "cancel",
+    "catalogue_state",
+    "dispatch",
+    "dispatch_many",
+    "failures",
+    "load_catalogue",
+    "outbox_status",
+    "publish",
+    "queue_status",
+    "redrive",
+    "retry",
+    "run",
+    "runs",
+    "succeed",
+    "trail",
+    "unit_status",
+];
 
 async fn names(world: &World, condition: &str) -> Vec<String> {
     let sql = format!("select p.proname::text from pg_proc p where p.pronamespace = 'work'::regnamespace and ({condition}) order by 1");
@@ -57,7 +74,7 @@ async fn the_public_may_call_no_function_and_use_no_table() {
 async fn a_producer_may_call_the_enqueue_functions_and_no_other() {
     let world = World::without_queues().await;
     let may = names(&world, "has_function_privilege('test_api', p.oid, 'execute')").await;
-    assert_eq!(may, ["catalogue_state", "dispatch", "dispatch_many", "publish", "run", "setting_tenant"]);
+    assert_eq!(may, ["catalogue_state", "dispatch", "dispatch_many", "publish", "run"]);
 }
 
 #[tokio::test]
@@ -97,7 +114,7 @@ fn a_header_lists_the_errors_a_function_raises_by_its_own_hand() {
         codes,
         [
             "ML001", "ML002", "ML003", "ML004", "ML005", "ML006", "ML007", "ML008", "ML009", "ML010", "ML011", "ML012", "ML013", "ML015",
-            "ML016", "ML017", "ML018", "ML019"
+            "ML016", "ML017", "ML018", "ML019", "ML030"
         ]
     );
 }
