@@ -1,10 +1,13 @@
 //! Scheduling work from Rust, in the caller's transaction.
+//!
+//! Statements are sent with the types of their parameters, in one trip and without a name: nothing of them stays in the session, so that they
+//! go through a pooler in transaction mode, whichever.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use tokio_postgres::GenericClient;
+use tokio_postgres::{GenericClient, types::Type};
 use uuid::Uuid;
 
 use crate::{
@@ -59,16 +62,16 @@ pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options
     let payload = json(payload)?;
     let delay = options.delay_s();
     let row = client
-        .query_one(
+        .query_typed_one(
             sql::enqueue::DISPATCH.text,
             &[
-                /* unit */ &T::NAME,
-                /* payload */ &payload,
-                /* tenant_id */ &options.tenant_id,
-                /* delay_s */ &delay,
-                /* run_at */ &options.run_at,
-                /* idempotency_key */ &options.idempotency_key,
-                /* traceparent */ &options.traceparent,
+                (/* unit */ &T::NAME, Type::TEXT),
+                (/* payload */ &payload, Type::TEXT),
+                (/* tenant_id */ &options.tenant_id, Type::INT8),
+                (/* delay_s */ &delay, Type::FLOAT8),
+                (/* run_at */ &options.run_at, Type::TIMESTAMPTZ),
+                (/* idempotency_key */ &options.idempotency_key, Type::TEXT),
+                (/* traceparent */ &options.traceparent, Type::TEXT),
             ],
         )
         .await;
@@ -86,14 +89,14 @@ pub async fn dispatch_many<T: Task>(client: &impl GenericClient, payloads: &[T],
     let payloads: Vec<String> = payloads.iter().map(json).collect::<Result<_, _>>()?;
     let delay = options.delay_s();
     let row = client
-        .query_one(
+        .query_typed_one(
             sql::enqueue::DISPATCH_MANY.text,
             &[
-                /* unit */ &T::NAME,
-                /* payloads */ &payloads,
-                /* tenant_id */ &options.tenant_id,
-                /* delay_s */ &delay,
-                /* run_at */ &options.run_at,
+                (/* unit */ &T::NAME, Type::TEXT),
+                (/* payloads */ &payloads, Type::TEXT_ARRAY),
+                (/* tenant_id */ &options.tenant_id, Type::INT8),
+                (/* delay_s */ &delay, Type::FLOAT8),
+                (/* run_at */ &options.run_at, Type::TIMESTAMPTZ),
             ],
         )
         .await;
@@ -105,17 +108,17 @@ pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: 
     let payload = json(event)?;
     let delay = options.delay_s();
     let rows = client
-        .query(
+        .query_typed(
             sql::enqueue::PUBLISH.text,
             &[
-                /* event_type */ &E::TYPE,
-                /* payload */ &payload,
-                /* version */ &E::VERSION,
-                /* tenant_id */ &options.tenant_id,
-                /* delay_s */ &delay,
-                /* run_at */ &options.run_at,
-                /* idempotency_key */ &options.idempotency_key,
-                /* traceparent */ &options.traceparent,
+                (/* event_type */ &E::TYPE, Type::TEXT),
+                (/* payload */ &payload, Type::TEXT),
+                (/* version */ &E::VERSION, Type::INT4),
+                (/* tenant_id */ &options.tenant_id, Type::INT8),
+                (/* delay_s */ &delay, Type::FLOAT8),
+                (/* run_at */ &options.run_at, Type::TIMESTAMPTZ),
+                (/* idempotency_key */ &options.idempotency_key, Type::TEXT),
+                (/* traceparent */ &options.traceparent, Type::TEXT),
             ],
         )
         .await

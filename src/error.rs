@@ -9,6 +9,7 @@ use crate::tls;
 /// SQLSTATEs that `work.succeed` raises; `docs/errors.md` lists them.
 const TRANSACTION_ENDED: &str = "ML010";
 const LEASE_LOST: &str = "ML011";
+const READ_ONLY: &str = "ML032";
 /// Where PostgreSQL finds that what a session has prepared, itself or in PL/pgSQL, fits a table no more that was altered since. It fails
 /// for as long as the session lasts, and has no SQLSTATE of its own.
 const STALE_PLAN: [&str; 3] = ["RevalidateCachedQuery", "plpgsql_param_eval_recfield", "ExecEvalParamExtern"];
@@ -127,7 +128,7 @@ pub(crate) fn session_is_gone(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         Some(code) => {
             let code = code.code();
-            code.starts_with("08") || code.starts_with("57P") || code == "25006" || code == "25P03" || code == "25P04"
+            code.starts_with("08") || code.starts_with("57P") || ["25006", "25P03", "25P04", READ_ONLY].contains(&code)
         }
         // Without an SQLSTATE the error came from the connection, or from reading a value (a bug of the caller).
         None => error.source().is_some_and(|source| source.is::<std::io::Error>()),

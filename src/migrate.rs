@@ -1,4 +1,4 @@
-//! Migrations under an advisory lock, then everything that is applied anew: functions, guards, grants, the catalogue; then indexes.
+//! Migrations under an advisory lock, then everything that is applied anew: functions, views, guards, grants, the catalogue; then indexes.
 
 use std::time::{Duration, Instant};
 
@@ -76,6 +76,9 @@ async fn make_indexes(client: &Client) -> Result<(), Error> {
             drop_index(client, index.name).await?;
             client.batch_execute(index.statement.text).await.map_err(Error::postgres(index.statement.name))?;
         }
+        if let Some(comment) = index.statement.comment() {
+            client.batch_execute(&comment).await.map_err(Error::postgres(index.statement.name))?;
+        }
         if let Some(replaced) = index.replaces {
             drop_index(client, replaced).await?;
         }
@@ -114,7 +117,7 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
 
     let transaction = client.transaction().await.map_err(Error::postgres("migrate"))?;
     for statement in sql::REAPPLIED {
-        transaction.batch_execute(statement.text).await.map_err(Error::postgres(statement.name))?;
+        reapply(&transaction, statement).await?;
     }
     let catalogue = load(&transaction, catalogue, service).await?;
     let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
@@ -124,6 +127,32 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
         tracing::warn!("{newer}");
     }
     Ok(Migrated { applied, catalogue, version })
+}
+
+/// Makes it anew and gives it its comment.
+async fn reapply(transaction: &Transaction<'_>, statement: &sql::Statement) -> Result<(), Error> {
+    let execute = async |text: &str| transaction.batch_execute(text).await.map_err(Error::postgres(statement.name));
+    match statement.name.split_once('/') {
+        Some(("functions", _)) => {
+            execute(statement.text).await?;
+            transaction.batch_execute(sql::ONE_SIGNATURE.text).await.map_err(Error::postgres(sql::ONE_SIGNATURE.name))?;
+        }
+        // One that is as it should be is left alone: whoever reads it in a long transaction would be in the way.
+        Some(("views", name)) => {
+            let state = transaction.query_one(sql::ops::VIEW_STATE.text, &[/* name */ &name, /* file */ &statement.text]).await;
+            let state = state.and_then(|row| Ok((row.try_get("same")?, row.try_get("hash")?)));
+            let (same, hash): (bool, String) = state.map_err(Error::postgres(sql::ops::VIEW_STATE.name))?;
+            if !same {
+                execute(statement.text).await?;
+                execute(&format!("comment on rule \"_RETURN\" on work.{name} is '{hash}'")).await?;
+            }
+        }
+        _ => return execute(statement.text).await,
+    }
+    match statement.comment() {
+        Some(comment) => execute(&comment).await,
+        None => Ok(()),
+    }
 }
 
 /// Loads the catalogue of a service; what changed, and of which unit.

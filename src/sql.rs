@@ -12,6 +12,25 @@ pub struct Statement {
     pub text: &'static str,
 }
 
+impl Statement {
+    /// The sentence of its first line.
+    fn sentence(&self) -> &'static str {
+        self.text.lines().next().and_then(|line| line.split_once(": ")).map_or("", |(_, sentence)| sentence)
+    }
+
+    /// For a file that makes a function, a view or an index: the command that gives this its sentence as a comment.
+    pub fn comment(&self) -> Option<String> {
+        let (folder, name) = self.name.split_once('/')?;
+        let kind = match folder {
+            "functions" => "function",
+            "views" => "view",
+            "indexes" => "index",
+            _ => return None,
+        };
+        Some(format!("comment on {kind} work.{name} is '{}'", self.sentence().replace('\'', "''")))
+    }
+}
+
 macro_rules! file {
     ($path:literal) => {
         Statement { name: $path, text: include_str!(concat!("../sql/", $path, ".sql")) }
@@ -89,6 +108,7 @@ statements! {
     ops {
         SCHEMA_VERSION = "ops/schema_version",
         INDEX_STATE = "ops/index_state",
+        VIEW_STATE = "ops/view_state",
         MAY_WORK = "ops/may_work",
         CONNECTIONS = "ops/connections",
         OUTBOX_HEALTH = "ops/outbox_health",
@@ -103,6 +123,9 @@ statements! {
 /// The roles, made before anything else.
 pub const ROLES: Statement = file!("ops/roles");
 
+/// What follows each function: no second one of its name stays.
+pub const ONE_SIGNATURE: Statement = file!("ops/one_signature");
+
 /// An index that came after the first schema. It is made beside the work that goes on, so in no transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Index {
@@ -115,13 +138,16 @@ pub struct Index {
 }
 
 /// What `workers migrate` makes after everything else, where it is not there.
-pub const INDEXES: &[Index] = &[Index {
-    name: "task_runs_unfinished_due_idx",
-    statement: file!("indexes/task_runs_unfinished_due_idx"),
-    replaces: Some("task_runs_unfinished_idx"),
-}];
+pub const INDEXES: &[Index] = &[
+    Index {
+        name: "task_runs_unfinished_due_idx",
+        statement: file!("indexes/task_runs_unfinished_due_idx"),
+        replaces: Some("task_runs_unfinished_idx"),
+    },
+    Index { name: "task_runs_failed_idx", statement: file!("indexes/task_runs_failed_idx"), replaces: None },
+];
 
-/// What `workers migrate` applies anew after the migrations: functions, then guards, then grants.
+/// What `workers migrate` applies anew after the migrations: functions, views, guards, then grants.
 pub const REAPPLIED: &[Statement] = &[
     file!("functions/uuid_v7"),
     file!("functions/transitions"),
@@ -130,6 +156,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/setting_tenant"),
     file!("functions/tenant_for"),
     file!("functions/due_at"),
+    file!("functions/check_writable"),
     file!("functions/check_payload"),
     file!("functions/check_payloads"),
     file!("functions/check_retired"),
@@ -155,9 +182,24 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/redrive"),
     file!("functions/renew"),
     file!("functions/audit"),
+    file!("functions/queue_status"),
+    file!("functions/outbox_status"),
+    file!("functions/unit_status"),
+    file!("functions/failures"),
+    file!("functions/runs"),
+    file!("functions/trail"),
+    file!("views/queue_status"),
+    file!("views/outbox_status"),
+    file!("views/unit_status"),
+    file!("views/failures"),
+    file!("views/runs"),
+    file!("views/trail"),
+    file!("views/operator_actions"),
+    file!("views/table_health"),
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),
     file!("guards/schema_history_comments"),
+    file!("guards/index_comments"),
     file!("ops/grants"),
 ];

@@ -1,7 +1,7 @@
 -- work.dispatch: schedules one run of a task in the caller's transaction
 -- returns   uuid, the run's id; with an idempotency key the first run's
 -- raises    ML001 UNIT_NOT_IN_CATALOG, ML002 CATALOG_NOT_LOADED, ML003 UNIT_RETIRED, ML004 RUN_CONTEXT_MISMATCH, ML005 DELAY_INVALID,
---           ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE, ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID; 23503 for a tenant that does not exist
+--           ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE, ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID, ML032 READ_ONLY; 23503 for a tenant that does not exist
 -- caller    API teams, in any language; handlers in their effect transaction
 -- index     units_pkey, task_runs_pkey, outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit; nothing else that another caller waits for
@@ -25,6 +25,7 @@ declare
   v_run_id  uuid := work.uuid_v7();
   v_run_ids uuid[];
 begin
+  perform work.check_writable();
   select u.* into v_unit from work.units u where u.name = dispatch.unit and u.kind = 'task';
   if not found then
     perform work.refuse_unit(dispatch.unit);

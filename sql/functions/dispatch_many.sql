@@ -1,7 +1,7 @@
 -- work.dispatch_many: schedules a run of a task for each payload, in the caller's transaction: all of them or none
 -- returns   the ids of the new runs, in the order of their payloads; none for an empty array
 -- raises    ML001 UNIT_NOT_IN_CATALOG, ML002 CATALOG_NOT_LOADED, ML003 UNIT_RETIRED, ML004 RUN_CONTEXT_MISMATCH, ML005 DELAY_INVALID,
---           ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE; 23503 for a tenant that does not exist
+--           ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE, ML032 READ_ONLY; 23503 for a tenant that does not exist
 -- caller    API teams, in any language; handlers in their effect transaction
 -- index     units_pkey, task_runs_pkey, outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit
@@ -22,6 +22,7 @@ declare
   v_due     timestamptz;
   v_run_ids uuid[];
 begin
+  perform work.check_writable();
   select u.* into v_unit from work.units u where u.name = dispatch_many.unit and u.kind = 'task';
   if not found then
     perform work.refuse_unit(dispatch_many.unit);

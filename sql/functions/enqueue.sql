@@ -5,7 +5,6 @@
 -- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit
 -- note      in plpgsql its plan is kept for the session; as an SQL function it was planned anew at each call, at twice the cost
-drop function if exists work.enqueue(work.units[], uuid[], jsonb, bigint, timestamptz, text);
 create or replace function work.enqueue(
   p_units       work.units[],
   p_run_ids     uuid[],

@@ -1,7 +1,7 @@
 -- work.publish: schedules one run of each subscriber of an event, in the caller's transaction
 -- returns   unit, run_id: a row a subscriber of exactly this type and version; none where there is none
 -- raises    ML002 CATALOG_NOT_LOADED, ML004 RUN_CONTEXT_MISMATCH, ML005 DELAY_INVALID, ML006 PAYLOAD_INVALID, ML007 PAYLOAD_TOO_LARGE,
---           ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID, ML016 EVENT_INVALID; 23503 for a tenant that does not exist
+--           ML008 IDEMPOTENCY_CONFLICT, ML015 IDEMPOTENCY_KEY_INVALID, ML016 EVENT_INVALID, ML032 READ_ONLY; 23503 for a tenant that does not exist
 -- caller    API teams, in any language; handlers in their effect transaction
 -- index     units_event_idx, task_runs_pkey, outbox_messages_run_id_key
 -- locks     key share on the tenant's row until the caller's commit; nothing else that another caller waits for
@@ -27,6 +27,7 @@ declare
   v_new     uuid[];
   v_run_ids uuid[];
 begin
+  perform work.check_writable();
   if not exists (select from work.catalogues) then
     perform work.refuse_unit(publish.event_type);
   end if;

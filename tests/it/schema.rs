@@ -1,5 +1,9 @@
 //! The tables: columns and constraints of the outboxes to the letter, the guards of the ledger and the trail.
 
+use std::collections::BTreeMap;
+
+use monalisa::sql::{INDEXES, REAPPLIED};
+
 use crate::support::{World, refusal};
 
 /// Name, type, nullability, default, identity.
@@ -92,6 +96,29 @@ async fn every_table_and_column_says_what_it_is() {
         .unwrap();
     let bare: Vec<String> = bare.iter().map(|row| row.get(0)).collect();
     assert!(bare.is_empty(), "without a comment: {bare:?}");
+}
+
+#[tokio::test]
+async fn every_function_view_and_index_says_what_it_is_and_those_with_a_file_in_its_first_line() {
+    let world = World::without_queues().await;
+    let sql = "
+        select 'functions/' || proname, obj_description(oid, 'pg_proc') from pg_proc where pronamespace = 'work'::regnamespace
+        union all
+        select case relkind when 'v' then 'views/' else 'indexes/' end || relname, obj_description(oid, 'pg_class')
+          from pg_class where relnamespace = 'work'::regnamespace and relkind in ('v', 'i')";
+    let said: BTreeMap<String, Option<String>> =
+        world.db.query(sql, &[]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
+    let bare: Vec<&String> =
+        said.iter().filter(|(_, comment)| comment.as_ref().is_none_or(|text| text.len() < 10)).map(|(name, _)| name).collect();
+    assert!(bare.is_empty() && said.len() > 60, "without a comment: {bare:?}");
+    let mut compared = 0;
+    for statement in REAPPLIED.iter().copied().chain(INDEXES.iter().map(|index| index.statement)) {
+        if let Some(Some(comment)) = said.get(statement.name) {
+            assert!(statement.text.lines().next().unwrap().ends_with(&format!(": {comment}")), "{}: {comment}", statement.name);
+            compared += 1;
+        }
+    }
+    assert!(compared > 45, "{compared} have a file");
 }
 
 #[tokio::test]

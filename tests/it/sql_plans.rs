@@ -143,6 +143,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
         "ops/index_state" => "'task_runs_pkey'".to_owned(),
+        "ops/view_state" => "'runs', 'its file'".to_owned(),
         "ops/clock" | "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }
@@ -235,6 +236,34 @@ async fn an_operators_act_on_one_run_reads_no_other() {
         assert!(used.contains("task_runs_pkey"), "{act}: {used:?}");
         let scans = |node: &&Value| node["Node Type"] == "Seq Scan" && LARGE.contains(&node["Relation Name"].as_str().unwrap_or_default());
         assert_eq!(nodes.iter().find(scans), None, "{act}");
+    }
+}
+
+#[tokio::test]
+async fn a_look_at_the_views_reads_some_ten_thousand_rows_by_an_index_however_many_there_are() {
+    let world = full_world().await;
+    let (client, mut plans) = explained(&world).await;
+    client.batch_execute("set role monalisa_observer; set app.tenant_id = '1'").await.unwrap();
+    for (view, index) in [
+        ("queue_status", "task_runs_unfinished_due_idx"),
+        ("outbox_status", "outbox_messages_pending_idx"),
+        ("unit_status", "task_runs_unfinished_due_idx"),
+        ("failures", "task_runs_failed_idx"),
+        ("runs", "task_runs_pkey"),
+        ("runs((select max(run_id::text)::uuid from work.runs))", "task_runs_pkey"),
+        ("trail", "run_events_pkey"),
+        ("trail((select max(run_id::text)::uuid from work.runs))", "run_events_run_id_idx"),
+    ] {
+        let _ = nodes(&mut plans);
+        client.batch_execute(&format!("select * from work.{view}")).await.unwrap_or_else(|error| panic!("{view}: {error:?}"));
+        let nodes = nodes(&mut plans);
+        let used: BTreeSet<&str> = nodes.iter().filter_map(|node| node["Index Name"].as_str()).collect();
+        assert!(used.contains(index), "{view}: {used:?}");
+        for node in nodes.iter().filter(|node| LARGE.contains(&node["Relation Name"].as_str().unwrap_or_default())) {
+            assert_ne!(node["Node Type"], "Seq Scan", "{view} scans {}", node["Relation Name"]);
+            let rows = node["Actual Rows"].as_f64().unwrap_or_default();
+            assert!(rows <= 10_001.0, "{view} reads {rows} rows of {}", node["Relation Name"]);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ const FUNCTIONS: &str = "
      order by p.proname";
 
 const TABLES: &str = "
-    select format('table work.%s (%s)', c.relname, (select string_agg(format('%s %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+    select format('%s work.%s (%s)', case c.relkind when 'v' then 'view' else 'table' end, c.relname, (select string_agg(format('%s %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
                                                       from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped))
            || coalesce(': ' || (select string_agg(format('%s %s', role, rights), ', ' order by role)
                                   from (select replace(r.rolname, 'monalisa_', '') as role, string_agg(lower(a.privilege_type), '+' order by a.privilege_type) as rights

@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod checks;
+pub mod pg_bouncer;
 pub mod pg_proxy;
 pub mod pg_server;
 pub mod process;
@@ -133,9 +134,14 @@ const PREPARE: &str = "
       begin create role test_worker login; exception when duplicate_object or unique_violation then null; end;
       begin create role test_api login; exception when duplicate_object or unique_violation then null; end;
       begin create role test_operator login; exception when duplicate_object or unique_violation then null; end;
+      begin create role test_observer login; exception when duplicate_object or unique_violation then null; end;
+      begin create role test_owner login; exception when duplicate_object or unique_violation then null; end;
+      begin create role test_nobody login; exception when duplicate_object or unique_violation then null; end;
       grant monalisa_worker to test_worker;
       grant monalisa_producer to test_api;
       grant monalisa_operator to test_operator;
+      grant monalisa_observer to test_observer;
+      grant monalisa_owner to test_owner;
     end $$;
     grant select, insert on public.effects to test_worker;
     grant usage on sequence public.calls to test_worker;
@@ -257,7 +263,7 @@ impl World {
         }
     }
 
-    /// The URL of this test's database for a role: `test_worker`, `test_api`, `test_operator`, or the superuser.
+    /// The URL of this test's database for a role: one of each group (`test_api` of the producers, `test_nobody` of none), or the superuser.
     pub fn url(&self, role: Option<&str>) -> String {
         database_url(&self.server, &self.name, role)
     }

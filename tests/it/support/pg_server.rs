@@ -37,16 +37,29 @@ impl PgServer {
         let folder = PathBuf::from(format!("/tmp/monalisa-pg-{}", Uuid::new_v4().simple()));
         let server = PgServer { port: free_port(), programs: programs(), folder };
         server.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]);
-        let port = server.port.to_string();
-        let folder = server.folder.display().to_string();
-        let own =
-            ["listen_addresses=127.0.0.1", &format!("port={port}"), &format!("unix_socket_directories={folder}"), "max_connections=500"]
-                .map(str::to_owned);
+        server.set(&[&["listen_addresses=127.0.0.1", "max_connections=500"], settings].concat());
+        server
+    }
+
+    /// Writes settings, those of its own place among them; the last of a name counts.
+    fn set(&self, settings: &[&str]) {
+        let folder = self.folder.display().to_string();
+        let own = [format!("port={}", self.port), format!("unix_socket_directories={folder}")];
         for setting in own.iter().map(String::as_str).chain(settings.iter().copied()) {
             let (name, value) = setting.split_once('=').expect("name=value");
-            server.shell(&format!("echo \"{name} = '{value}'\" >> {folder}/postgresql.conf"));
+            self.shell(&format!("echo \"{name} = '{value}'\" >> {folder}/postgresql.conf"));
         }
-        server
+    }
+
+    /// A hot standby of it, which follows it.
+    pub fn standby(&self) -> PgServer {
+        let folder = PathBuf::from(format!("/tmp/monalisa-pg-{}", Uuid::new_v4().simple()));
+        let standby = PgServer { port: free_port(), programs: programs(), folder };
+        let from = self.port.to_string();
+        standby.run("pg_basebackup", &["-h", "127.0.0.1", "-p", &from, "-U", "postgres", "-R", "-c", "fast", "--no-sync"]);
+        standby.set(&[]);
+        standby.go();
+        standby
     }
 
     fn put_certificate(&self, certificate: &Certificate) {
@@ -103,16 +116,20 @@ impl PgServer {
         self.shell(&format!("{}/{program} -D {} {words}", self.programs.display(), self.folder.display()));
     }
 
-    /// PostgreSQL does not run as root.
     fn shell(&self, command: &str) {
-        let root = Command::new("id").arg("-u").output().expect("id runs").stdout.starts_with(b"0\n");
-        let mut shell = if root { Command::new("runuser") } else { Command::new("sh") };
-        if root {
-            shell.args(["-u", "postgres", "--", "sh"]);
-        }
-        let done = shell.args(["-c", command]).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        assert!(done.expect("a shell runs").success(), "{command}");
+        as_postgres(command);
     }
+}
+
+/// Neither PostgreSQL nor PgBouncer runs as root.
+pub fn as_postgres(command: &str) {
+    let root = Command::new("id").arg("-u").output().expect("id runs").stdout.starts_with(b"0\n");
+    let mut shell = if root { Command::new("runuser") } else { Command::new("sh") };
+    if root {
+        shell.args(["-u", "postgres", "--", "sh"]);
+    }
+    let done = shell.args(["-c", command]).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    assert!(done.expect("a shell runs").success(), "{command}");
 }
 
 impl Drop for PgServer {
