@@ -77,6 +77,11 @@ statements! {
     queues {
         SERVE = "queues/serve",
     }
+    schedules {
+        KNOWN = "schedules/known",
+        DECIDE = "schedules/decide",
+        NOTE = "schedules/note",
+    }
     idempotency {
         PURGE = "idempotency/purge",
     }
@@ -119,7 +124,7 @@ pub const INDEXES: &[Index] = &[Index {
     replaces: Some("task_runs_unfinished_idx"),
 }];
 
-/// What `workers migrate` applies anew after the migrations: functions, then guards, then grants.
+/// What `workers migrate` applies anew after the migrations: functions, then guards, views and grants.
 pub const REAPPLIED: &[Statement] = &[
     file!("functions/uuid_v7"),
     file!("functions/transitions"),
@@ -144,6 +149,8 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/load_catalogue"),
     file!("functions/catalogue_state"),
     file!("functions/reissue"),
+    file!("functions/decide_occurrence"),
+    file!("functions/fire"),
     file!("functions/succeed"),
     file!("functions/reopen"),
     file!("functions/check_reason"),
@@ -156,5 +163,6 @@ pub const REAPPLIED: &[Statement] = &[
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),
     file!("guards/schema_history_comments"),
+    file!("views/schedule_history"),
     file!("ops/grants"),
 ];

@@ -8,7 +8,8 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 5] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md"];
+const PAGES: [&str; 6] =
+    ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md", "docs/schedules.md"];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

@@ -1,5 +1,6 @@
 //! Units that misbehave on request. Each inserts one row into `public.effects` through its effect transaction where it succeeds.
 
+mod scheduled;
 mod stress;
 
 use std::{process::ExitCode, time::Duration};
