@@ -37,8 +37,11 @@ pub struct TaskEntry {
     /// How long one attempt may take.
     #[serde(default = "minute")]
     pub timeout_seconds: u32,
-    /// `rate(...)`, where it has a schedule.
+    /// `rate(...)` or `cron(...)`, where it has a schedule.
     pub schedule: Option<String>,
+    /// IANA name of the time zone of its schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timezone: Option<String>,
     /// `monalisa` for what ships; nothing for a program's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -99,6 +102,8 @@ impl Catalogue {
                     overlap: unit.overlap.to_owned(),
                     timeout_seconds: unit.timeout_seconds,
                     schedule: (!unit.schedule.is_empty()).then(|| unit.schedule.to_owned()),
+                    timezone: (!unit.schedule.is_empty())
+                        .then(|| if unit.schedule_timezone.is_empty() { "UTC".to_owned() } else { unit.schedule_timezone.to_owned() }),
                     service,
                 }),
                 Kind::Subscriber { event, version } => catalogue.subscriptions.push(Subscription {

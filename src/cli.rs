@@ -23,6 +23,7 @@ use crate::{
     process,
     queue::Queue,
     run::State,
+    scheduler::command::{self, ScheduleCommand},
     sqs::Queues,
     unit::Units,
     wake::Waker,
@@ -97,6 +98,9 @@ enum Command {
     /// The dead-letter queues
     #[command(subcommand)]
     Dlq(DlqCommand),
+    /// The schedules of tasks
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
     /// Check everything that a process here would need, and what of the work does not move; each with what to do. Changes nothing
     Doctor,
 }
@@ -173,6 +177,7 @@ fn main(workers: Workers) -> ExitCode {
         Some(Command::Tasks(TasksCommand::Diff)) => wait(difference(workers.service_name())),
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
         Some(Command::Dlq(command)) => wait(dead_letters(command)),
+        Some(Command::Schedule(command)) => wait(schedules(command)),
         Some(Command::Doctor) => wait(examine()),
     };
     match done {
@@ -340,4 +345,16 @@ async fn dead_letters(command: DlqCommand) -> Result<(), Error> {
         say("add --yes to delete them");
     }
     Ok(())
+}
+
+async fn schedules(command: ScheduleCommand) -> Result<(), Error> {
+    let mut read = Reader::new(std::env::vars());
+    let (database, valkey) = (read.database(), read.valkey());
+    read.finish()?;
+    let mut client = database.unwrap_or_default().connect("schedule").await?;
+    let fired = command::handle(&mut client, command, say).await;
+    if let (Some(url), Ok(true)) = (valkey, &fired) {
+        Waker::new(&url)?.wake().await;
+    }
+    fired.map(drop)
 }

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-use crate::{database::Database, error::Error, queue::Queue, secret::Secret, wake};
+use crate::{database::Database, error::Error, nearest::distance, queue::Queue, secret::Secret, wake};
 
 /// Everything a process is told from outside.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct Config {
     pub queues: Vec<Queue>,
     /// Whether the relay runs in this process.
     pub relay: bool,
+    /// Whether this process fires the schedules; for development.
+    pub local_scheduler: bool,
     /// Where the queues are.
     pub sqs: SqsConfig,
     /// How long a receive waits for messages.
@@ -354,13 +356,13 @@ impl Config {
                 wait.as_secs()
             ));
         }
-        if read.flag("MONALISA_LOCAL_SCHEDULER", false) {
-            read.problems.push(if read.production() {
-                "MONALISA_LOCAL_SCHEDULER is for development and refused in production: let an external scheduler dispatch the tasks".to_owned()
-            } else {
-                "MONALISA_LOCAL_SCHEDULER is not available yet in this version: dispatch the task by hand, select work.dispatch('maintenance.purge')"
-                    .to_owned()
-            });
+        let local_scheduler = read.flag("MONALISA_LOCAL_SCHEDULER", false);
+        if local_scheduler && read.production() {
+            read.problems.push(
+                "MONALISA_LOCAL_SCHEDULER is for development and refused in production: let an external scheduler run workers schedule fire \
+                 --due each minute, or call work.fire"
+                    .to_owned(),
+            );
         }
         if let Some(format) = read.text("MONALISA_LOG_FORMAT")
             && !matches!(format, "json" | "pretty")
@@ -376,6 +378,7 @@ impl Config {
             pool_size: read.text("DATABASE_POOL_SIZE").is_some().then(|| read.number("DATABASE_POOL_SIZE", 2, 2, 10_000, "connections")),
             queues: read.queues(),
             relay: read.flag("MONALISA_RELAY", false),
+            local_scheduler,
             sqs: read.sqs(),
             wait,
             stop_timeout,
@@ -406,22 +409,6 @@ impl Config {
     pub(crate) fn used_queues(&self) -> Vec<Queue> {
         if self.relay { Queue::ALL.to_vec() } else { self.queues.clone() }
     }
-}
-
-/// Edit distance, for hints.
-fn distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, a) in left.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in right.iter().enumerate() {
-            let substituted = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[right.len()]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use serde_json::Value;
 
 use crate::{
@@ -14,7 +14,8 @@ use crate::{
     migrate,
     pools::{self, PoolPlan},
     queue::Queue,
-    sql,
+    schedule::due,
+    scheduler, sql,
     sqs::{Queues, Target},
     wake::{self, Waker},
     worker::repair::Pass,
@@ -26,6 +27,8 @@ const PENDING_LONG: f64 = 60.0;
 const UNSERVED: f64 = 120.0;
 /// Clocks that differ by more make AWS refuse signatures, from 15 minutes on.
 const SKEW: Duration = Duration::from_secs(60);
+/// A schedule that is due for longer is fired by nobody.
+const UNFIRED: TimeDelta = TimeDelta::minutes(5);
 /// How long the unfinished runs of a queue are examined for lost messages.
 const EXAMINED: Duration = Duration::from_secs(5);
 
@@ -64,6 +67,7 @@ pub(crate) async fn examine(program: &Program<'_>, say: impl Fn(&str)) -> bool {
                 told("catalogue", catalogue_is_loaded(&connection, program).await);
                 told("outbox", outbox_is_well(&connection).await);
                 told("served", queues_are_served(&connection).await);
+                told("schedules", schedules_are_fired(&connection).await);
                 told("lost messages", nothing_is_lost(&mut connection, config).await);
             }
             Err(error) => told("work", Err(error)),
@@ -188,6 +192,28 @@ async fn queues_are_served(client: &tokio_postgres::Client) -> Result<Vec<Findin
             findings.push(Finding::warning(
                 format!("work of the queue {queue} waits for {waiting:.0} s, and a worker last came that far {seen}"),
                 format!("run workers with {queue} in QUEUES, or more of them"),
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+/// Schedules that are due and that nobody fires.
+async fn schedules_are_fired(client: &tokio_postgres::Client) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    for known in scheduler::known(client, None).await? {
+        let schedule = match known.schedule() {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                findings.push(Finding::warning(error.to_string(), "correct it where the task is declared, and run workers migrate"));
+                continue;
+            }
+        };
+        let due = due(&schedule, known.anchor, known.last, known.now).latest.filter(|latest| known.now - latest.at > UNFIRED);
+        if let Some(latest) = due {
+            findings.push(Finding::warning(
+                format!("{} was due {} minutes ago, and nothing has fired it", known.name, (known.now - latest.at).num_minutes()),
+                "run workers schedule fire --due each minute; docs/schedules.md shows how",
             ));
         }
     }

@@ -75,6 +75,8 @@ pub mod ledger;
 #[cfg(feature = "workers")]
 mod migrate;
 #[cfg(feature = "workers")]
+mod nearest;
+#[cfg(feature = "workers")]
 pub mod outbox;
 #[cfg(feature = "workers")]
 mod pools;
@@ -88,6 +90,8 @@ mod relay;
 mod run;
 #[cfg(feature = "workers")]
 pub mod schedule;
+#[cfg(feature = "workers")]
+mod scheduler;
 #[cfg(feature = "workers")]
 mod sqs;
 #[cfg(feature = "workers")]

@@ -96,6 +96,11 @@ statements! {
     queues {
         SERVE = "queues/serve",
     }
+    schedules {
+        KNOWN = "schedules/known",
+        DECIDE = "schedules/decide",
+        NOTE = "schedules/note",
+    }
     idempotency {
         PURGE = "idempotency/purge",
     }
@@ -173,6 +178,8 @@ pub const REAPPLIED: &[Statement] = &[
     file!("functions/load_catalogue"),
     file!("functions/catalogue_state"),
     file!("functions/reissue"),
+    file!("functions/decide_occurrence"),
+    file!("functions/fire"),
     file!("functions/succeed"),
     file!("functions/reopen"),
     file!("functions/check_reason"),
@@ -196,6 +203,7 @@ pub const REAPPLIED: &[Statement] = &[
     file!("views/trail"),
     file!("views/operator_actions"),
     file!("views/table_health"),
+    file!("views/schedule_history"),
     file!("guards/task_runs_transition"),
     file!("guards/run_events_append_only"),
     file!("guards/row_level_security"),

@@ -41,8 +41,10 @@ pub struct Unit {
     pub context: &'static str,
     /// For scheduled tasks: `skip` (default) or `allow` a run beside an unfinished one.
     pub overlap: &'static str,
-    /// `rate(1 hour)`, or empty.
+    /// `rate(1 hour)` or `cron(0 9 ? * MON-FRI *)`, or empty.
     pub schedule: &'static str,
+    /// IANA name of the time zone of the schedule; empty is UTC.
+    pub schedule_timezone: &'static str,
     /// The handler.
     pub handler: Handler,
     /// Where it is declared, for messages.
@@ -63,6 +65,7 @@ impl Unit {
             context: "tenant",
             overlap: "skip",
             schedule: "",
+            schedule_timezone: "",
             handler,
             place,
             package,
@@ -90,7 +93,7 @@ inventory::collect!(Unit);
 ///     handler: generate_report,
 ///     name: "reports.generate",
 ///     queue: "default",
-///     timeout_seconds: 300, // optional, as are concurrency, context, overlap, schedule
+///     timeout_seconds: 300, // optional, as are concurrency, context, overlap, schedule, schedule_timezone
 /// }
 ///
 /// async fn generate_report(payload: GenerateReport, run: &TaskRun) -> Result<(), TaskError> {
@@ -290,9 +293,11 @@ fn unit_problems(unit: &Unit) -> Vec<String> {
         if unit.context == "tenant" {
             problems.push("a scheduled task has no tenant: its context is platform or system".to_owned());
         }
-        if let Err(problem) = schedule::check(unit.schedule) {
+        if let Err(problem) = schedule::check(unit.schedule, unit.schedule_timezone) {
             problems.push(problem);
         }
+    } else if !unit.schedule_timezone.is_empty() {
+        problems.push("it has a schedule_timezone and no schedule".to_owned());
     }
     problems
 }
@@ -338,7 +343,9 @@ mod tests {
             (Unit { timeout_seconds: 40_000, ..GOOD }, "11 hours"),
             (Unit { schedule: "rate(1 hour)", ..GOOD }, "no tenant"),
             (Unit { schedule: "rate(0 hours)", context: "system", ..GOOD }, "rate"),
-            (Unit { schedule: "cron(0 9 ? * 2 *)", context: "system", ..GOOD }, "cron"),
+            (Unit { schedule: "cron(0 9 * * 1)", context: "system", ..GOOD }, "write cron(0 9 ? * 2 *)"),
+            (Unit { schedule: "rate(1 hour)", schedule_timezone: "New_York", context: "system", ..GOOD }, "America/New_York"),
+            (Unit { schedule_timezone: "UTC", ..GOOD }, "no schedule"),
             (Unit { kind: Kind::Subscriber { event: "X", version: 1 }, ..GOOD }, "event type"),
             (Unit { kind: Kind::Subscriber { event: "x", version: 0 }, ..GOOD }, "version"),
         ] {

@@ -1,6 +1,6 @@
 -- work.check_retired: a retired unit is accepted with a warning for 7 days, since workers deploy before APIs; then refused
 -- raises    ML003 UNIT_RETIRED
--- caller    work.dispatch, work.dispatch_many
+-- caller    work.dispatch, work.dispatch_many, work.decide_occurrence
 create or replace function work.check_retired(p_name text, p_retired_at timestamptz) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

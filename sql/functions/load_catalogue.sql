@@ -107,8 +107,9 @@ begin
                overlap = excluded.overlap, timeout_seconds = excluded.timeout_seconds,
                event_type = excluded.event_type, event_version = excluded.event_version,
                schedule = excluded.schedule, schedule_timezone = excluded.schedule_timezone,
-               schedule_anchor = case when u.schedule is not distinct from excluded.schedule then u.schedule_anchor
-                                      else excluded.schedule_anchor end,
+               schedule_anchor = case when (u.schedule, u.schedule_timezone) is not distinct from (excluded.schedule, excluded.schedule_timezone)
+                                       and u.retired_at is null
+                                      then u.schedule_anchor else excluded.schedule_anchor end,
                loaded_at = excluded.loaded_at, retired_at = null
         returning u.*
       )

@@ -1,6 +1,6 @@
 -- work.refuse_unit: says why a task cannot be dispatched by this name
 -- raises    ML002 CATALOG_NOT_LOADED, ML001 UNIT_NOT_IN_CATALOG
--- caller    work.dispatch, work.dispatch_many
+-- caller    work.dispatch, work.dispatch_many, work.decide_occurrence
 create or replace function work.refuse_unit(p_name text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

@@ -1,6 +1,6 @@
 -- work.uuid_v7: a version-7 UUID from the database clock, so that keys of new runs lie side by side in the index
 -- returns   uuid
--- caller    work.dispatch, work.dispatch_many, work.publish
+-- caller    work.dispatch, work.dispatch_many, work.publish, work.decide_occurrence
 -- locks     none
 -- tune      PostgreSQL 18 has uuidv7(); this one serves 15 to 17 too
 create or replace function work.uuid_v7() returns uuid

@@ -29,6 +29,7 @@ begin
       ('queue_seen_pkey', 'One row a queue.'),
       ('queue_controls_pkey', 'One row a queue.'),
       ('actions_pkey', 'The newest acts.'),
+      ('schedule_decisions_pkey', 'The decisions of a schedule, by time.'),
       ('schema_history_pkey', 'One row a migration.')
   loop
     if to_regclass('work.' || v_index) is not null then

@@ -33,6 +33,11 @@ grant execute on function
   work.reopen(uuid, integer, text, text, jsonb), work.setting_tenant()
   to monalisa_worker;
 
+-- Schedulers fire as workers or operators.
+grant execute on function work.fire(text, timestamptz), work.decide_occurrence(text, timestamptz) to monalisa_worker, monalisa_operator;
+grant select, insert, update, delete on work.schedule_decisions to monalisa_worker;
+grant select on work.schedule_history to monalisa_observer, monalisa_operator, monalisa_worker;
+
 -- Operators act by functions alone, which keep who did what in work.actions.
 grant execute on function work.cancel(uuid, text), work.retry(uuid, text) to monalisa_operator;
 -- What the commands of ops call, with the worker's role too.

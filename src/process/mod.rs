@@ -25,6 +25,7 @@ use crate::{
     pools::Pools,
     relay::{Lane, Listener, Relay},
     run::State,
+    scheduler::Scheduler,
     sqs::Queues,
     unit::Units,
     units::identity_login_notification_email::Mailer,
@@ -174,12 +175,18 @@ impl Process {
         if process.config.relay {
             process.start_relay(plan.relay)?;
         }
+        if process.config.local_scheduler {
+            let scheduler = Scheduler::new(process.worker.clone());
+            let driven = drive(scheduler, process.worker.stop.clone(), process.parts.pulse("scheduler"), LONGEST_PAUSE);
+            process.background.spawn(process.parts.loud("scheduler", driven));
+        }
         process.start_workers();
         process.health.set(Phase::Ready);
         tracing::info!(
             worker = process.worker.id,
             queues = process.config.queues.iter().map(|queue| queue.as_str()).collect::<Vec<_>>().join(","),
             relay = process.config.relay,
+            scheduler = process.config.local_scheduler,
             slots = process.worker.slots.total(),
             health_port,
             database = process.config.database.label(),

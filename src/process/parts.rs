@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, drive::Pulse, relay::Relay};
+use crate::{config::Config, drive::Pulse, relay::Relay, scheduler};
 
 /// The parts of the process: their progress, which health reads, and whether one of them has died.
 pub(super) struct Parts {
@@ -20,6 +20,9 @@ impl Parts {
         for queue in &config.queues {
             names.push(format!("poller:{queue}"));
             names.push(format!("heartbeat:{queue}"));
+        }
+        if config.local_scheduler {
+            names.push("scheduler".to_owned());
         }
         if config.relay {
             names.extend(Relay::lanes(connections).iter().map(|lane| Relay::lane_name(lane)));
@@ -56,6 +59,7 @@ impl Parts {
                 let bound = match name.split_once(':') {
                     Some(("poller", _)) => config.wait + margin,
                     None if name == "database" => config.wait + margin,
+                    None if name == "scheduler" => scheduler::LONGEST + margin,
                     None | Some(("relay", _)) => config.relay_settings.sweep + config.relay_settings.send_timeout + margin,
                     Some((_, queue)) => queue.parse().map_or(margin, |queue| config.visibility.of(queue) / 3) + margin,
                 };

@@ -25,7 +25,7 @@ fn library() -> &'static str {
 }
 
 /// A process whose clock is so many seconds off; its own log shows that it is.
-async fn skewed(world: &World, seconds: i64, changes: &[(&str, &str)]) -> Process {
+pub async fn skewed(world: &World, seconds: i64, changes: &[(&str, &str)]) -> Process {
     let seconds_text = seconds.to_string();
     let process = world.start(&[changes, &[("LD_PRELOAD", library()), ("SKEW_SECONDS", &seconds_text)]].concat()).await;
     let line = process.log("ready").await;

@@ -8,8 +8,15 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 6] =
-    ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md", "docs/for-api-teams.md"];
+const PAGES: [&str; 7] = [
+    "README.md",
+    "sql/README.md",
+    "docs/errors.md",
+    "docs/architecture.md",
+    "docs/guarantees.md",
+    "docs/for-api-teams.md",
+    "docs/schedules.md",
+];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

@@ -38,11 +38,35 @@ async fn where_all_is_well_the_doctor_says_so() {
     let _workers = world.workers().await;
     let run = world.dispatch("t.ok", "{}").await;
     world.run_is(run, "succeeded").await;
+    world.db.batch_execute("update work.units set schedule_anchor = clock_timestamp() where schedule is not null").await.unwrap();
     let (well, said) = doctor(&world);
     assert!(well, "{said}");
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 8, "{said}");
+    assert_eq!(lines.len(), 9, "{said}");
     assert!(lines.iter().all(|line| line.starts_with("ok ")), "{said}");
+}
+
+#[tokio::test]
+async fn schedules_that_nobody_fires_or_that_cannot_be_read_are_named() {
+    let world = World::new().await;
+    world
+        .db
+        .batch_execute(
+            "update work.units set schedule_anchor = clock_timestamp() where schedule is not null;
+             update work.units set schedule_anchor = clock_timestamp() - interval '20 minutes 30 seconds', schedule = 'rate(1 hour)' where name = 't.tick';
+             update work.units set schedule = 'cron(0 9 * * 1)' where name = 't.nightly'",
+        )
+        .await
+        .unwrap();
+    let (well, said) = doctor(&world);
+    assert!(well && said.contains("schedules: t.tick was due 20 minutes ago, and nothing has fired it"), "{said}");
+    assert!(
+        said.contains("workers schedule fire --due") && said.contains("schedules: t.nightly") && said.contains("cron(0 9 ? * 2 *)"),
+        "{said}"
+    );
+    assert!(!said.contains("t.tock") && !said.contains("maintenance.purge was due"), "{said}");
+    assert!(world.command("test-workers", &["schedule", "fire", "t.tick"]).status.success());
+    assert!(!doctor(&world).1.contains("t.tick was due"));
 }
 
 #[tokio::test]

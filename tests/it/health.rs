@@ -122,6 +122,18 @@ async fn whatever_hangs_turns_health_within_its_bound_and_is_named_and_well_agai
 }
 
 #[tokio::test]
+async fn a_scheduler_in_the_process_has_its_own_health() {
+    let world = World::new().await;
+    let proxy = world.pg_proxy().await;
+    let url = proxy.through(&world.url(Some("test_worker")));
+    let worker = world.start(&[("QUEUES", "bulk"), ("MONALISA_LOCAL_SCHEDULER", "true"), ("DATABASE_URL", &url)]).await;
+    let port = worker.health_port().await;
+    wait_for("readiness", async || (get(port, "/healthz").0 == 200).then_some(())).await;
+    proxy.freeze();
+    turns_bad_and_back(&world, &worker, "scheduler", "", || proxy.thaw()).await;
+}
+
+#[tokio::test]
 async fn each_loop_of_the_relay_has_its_own_health() {
     let world = World::new().await;
     // Room for a connection a queue.

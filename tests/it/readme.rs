@@ -48,6 +48,26 @@ async fn a_report_is_finished_and_a_missing_one_is_a_permanent_error() {
     assert!(error.is_permanent() && error.code() == "NOT_FOUND");
 }
 
+#[derive(Serialize, Deserialize)]
+struct CloseTheDay {}
+
+task! {
+    payload: CloseTheDay,
+    handler: close_the_day,
+    name: "books.close_the_day",
+    queue: "bulk",
+    context: "platform",
+    schedule: "cron(30 18 ? * MON-FRI *)",
+    schedule_timezone: "America/Sao_Paulo",
+    overlap: "skip",
+}
+
+async fn close_the_day(_: CloseTheDay, run: &TaskRun) -> Result<(), TaskError> {
+    let day = run.scheduled_for().unwrap_or(run.now());
+    run.transaction().await?.execute("insert into closed_days (day) values ($1::timestamptz)", &[&day]).await?;
+    Ok(())
+}
+
 use monalisa::{Client, Options};
 
 async fn create_report(db: &mut tokio_postgres::Client, work: &Client, tenant_id: i64) -> Result<i64, Box<dyn std::error::Error>> {

@@ -87,14 +87,16 @@ async fn template() -> &'static str {
         .get_or_init(|| async {
             use std::hash::{DefaultHasher, Hash, Hasher};
             let mut hasher = DefaultHasher::new();
-            include_str!("../../../migrations/V1__schema.sql").hash(&mut hasher);
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+            for folder in [folder.join("migrations"), folder.join("tests/test-workers/src")] {
+                let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+                files.sort();
+                files.iter().for_each(|file| std::fs::read_to_string(file).unwrap().hash(&mut hasher));
+            }
             let indexes = monalisa::sql::INDEXES.iter().map(|index| index.statement);
             for statement in monalisa::sql::REAPPLIED.iter().copied().chain(indexes) {
                 statement.text.hash(&mut hasher);
             }
-            include_str!("../../test-workers/src/main.rs").hash(&mut hasher);
-            include_str!("../../test-workers/src/reports.rs").hash(&mut hasher);
-            include_str!("../../test-workers/src/stress.rs").hash(&mut hasher);
             include_str!("mod.rs").hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
             let server = required("DATABASE_URL");

@@ -1,6 +1,7 @@
 //! Units that misbehave on request. Each inserts one row into `public.effects` through its effect transaction where it succeeds.
 
 mod reports;
+mod scheduled;
 mod stress;
 
 use std::{process::ExitCode, time::Duration};
