@@ -87,6 +87,7 @@ statements! {
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",
+        BLOCKERS = "ops/blockers",
         INDEX_STATE = "ops/index_state",
         MAY_WORK = "ops/may_work",
         CONNECTIONS = "ops/connections",
@@ -100,6 +101,9 @@ statements! {
 
 /// The roles, made before anything else.
 pub const ROLES: Statement = file!("ops/roles");
+
+/// What a DBA runs by hand, with psql.
+pub const SCRIPTS: &[Statement] = &[file!("ops/archive_runs")];
 
 /// An index that came after the first schema. It is made beside the work that goes on, so in no transaction.
 #[derive(Debug, Clone, Copy)]

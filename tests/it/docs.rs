@@ -8,13 +8,13 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 5] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md"];
+const PAGES: [&str; 6] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md", "docs/for-dbas.md"];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: impl AsRef<Path>) -> String {
+pub fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -46,7 +46,7 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
 }
 
 /// The code blocks of a page: what stands after the three marks, and the code.
-fn blocks(page: &str) -> Vec<(String, String)> {
+pub fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<(String, String)> = None;
     for line in page.lines() {

@@ -1,6 +1,7 @@
 //! The product against real PostgreSQL, real Redis and the real AWS SDK on an SQS engine. `make test` starts what is needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
+mod archive;
 mod catalogue;
 mod client;
 mod clocks;
@@ -14,10 +15,12 @@ mod enqueue_faults;
 mod enqueue_many;
 mod faults;
 mod flow;
+mod for_dbas;
 mod health;
 mod idempotency;
 mod migrate;
 mod operator;
+mod purge;
 mod readme;
 mod relay;
 mod relay_cost;
@@ -37,6 +40,7 @@ mod stress;
 mod support;
 mod tls;
 mod transitions;
+mod upgrade;
 mod wake;
 mod worker;
 mod worker_crashes;
