@@ -249,7 +249,8 @@ async fn a_purge_that_is_killed_or_drained_again_and_again_keeps_what_it_removed
     let world = World::new().await;
     let old = 20_000;
     sent(&world, old, "8 days").await;
-    batches_are_noted(&world, "perform pg_sleep(0.15)").await;
+    world.db.batch_execute("create table public.pause as select 0.15 as s; grant select on public.pause to public").await.unwrap();
+    batches_are_noted(&world, "perform pg_sleep(s) from public.pause").await;
     let run = dispatch_purge(&world).await;
     let mut before = old;
     // A drain has a second and a half, and each batch takes some tenths.
@@ -264,6 +265,7 @@ async fn a_purge_that_is_killed_or_drained_again_and_again_keeps_what_it_removed
         assert!(0 < now && now < before, "{now} of {before} are left after {end}");
         before = now;
     }
+    world.db.batch_execute("update public.pause set s = 0").await.unwrap();
     let _workers = world.start(&[RELAY, SHORT]).await;
     outcome(&world, run).await;
     assert_eq!(world.count(OLD).await, 0);
