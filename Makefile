@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory bench-repair
+.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory bench-purge bench-repair bench-size
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -83,3 +83,9 @@ bench-memory: setup ## Measure the memory of a process while 100,000 rows are pe
 
 bench-repair: setup ## Measure a repair of 10,000 lost runs among a million unfinished ones, and what starts beside it notice
 	@scripts/bench-repair
+
+bench-purge: setup ## Measure the purge of two million rows by three purgers, and what dispatches beside it notice
+	@scripts/bench-purge
+
+bench-size: setup ## Measure the bytes of table, index and WAL that a run costs
+	@scripts/bench-size

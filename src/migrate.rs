@@ -6,6 +6,8 @@ use tokio_postgres::{Client, Row, Transaction, error::SqlState};
 
 use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, sql};
 
+mod watch;
+
 mod embedded {
     refinery::embed_migrations!("migrations");
 }
@@ -13,7 +15,9 @@ mod embedded {
 /// Key of the advisory lock that one migration at a time holds.
 const LOCK: i64 = 0x006d_6f6e_616c_6973; // "monalis"
 /// How long a statement waits for a table that somebody holds, so that nobody queues behind it for long.
-const LOCK_TIMEOUT: &str = "5s";
+const LOCK_TIMEOUT: &str = "2s";
+/// Between two tries nobody queues at all.
+const PAUSE: Duration = Duration::from_secs(4);
 const TRIES: u32 = 5;
 /// How long another migration is waited for: it may be making an index of a large table.
 const LONGEST_TURN: Duration = Duration::from_secs(3_600);
@@ -35,7 +39,7 @@ pub(crate) fn newest() -> i32 {
 }
 
 /// Brings the schema up to date and loads the catalogue as `service`. Any number of processes may do it at once; each waits for the
-/// one before. A table that somebody holds for long makes it give up with an error, after a few tries.
+/// one before. A table that somebody holds for long makes it give up, after half a minute of short tries, with an error that says who.
 pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
     let mut client = database.connect("migrate").await?;
     client
@@ -45,14 +49,20 @@ pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) 
         .await
         .map_err(Error::postgres("migrate"))?;
     lock(&client).await?;
+    let pid = client.query_one("select pg_backend_pid()", &[]).await.and_then(|row| row.try_get(0)).map_err(Error::postgres("migrate"))?;
+    let watch = watch::Watch::of(database, pid);
 
     let mut attempt = 1;
     loop {
         match apply(&mut client, catalogue, service).await {
             Err(error) if attempt < TRIES && is_busy(&error) => {
                 tracing::warn!(attempt, "a table is in use for long; the migration lets others pass and tries again");
-                tokio::time::sleep(Duration::from_secs(2)).await;
+                tokio::time::sleep(PAUSE).await;
                 attempt += 1;
+            }
+            Err(error) if is_busy(&error) => {
+                let who = watch.last().unwrap_or_else(|| "somebody who could not be seen".to_owned());
+                return Err(Error::Busy(format!("{error}; it waited for {who}: end that transaction, and migrate again")));
             }
             Err(error) => return Err(error),
             Ok(migrated) => {
@@ -218,7 +228,7 @@ fn refinery_error(error: refinery::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(source) = cause {
         if let Some(code) = source.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code)
-            && code == &SqlState::LOCK_NOT_AVAILABLE
+            && (code == &SqlState::LOCK_NOT_AVAILABLE || code == &SqlState::T_R_DEADLOCK_DETECTED)
         {
             return Error::Busy("a migration waited too long for a table that somebody holds".to_owned());
         }
@@ -228,7 +238,7 @@ fn refinery_error(error: refinery::Error) -> Error {
 }
 
 fn is_busy(error: &Error) -> bool {
-    matches!(error, Error::Busy(_)) || error.is_locked()
+    matches!(error, Error::Busy(_)) || error.is_locked() || error.sqlstate() == Some(&SqlState::T_R_DEADLOCK_DETECTED)
 }
 
 /// Checks the schema at boot: an older one is refused, a newer one is a warning.

@@ -172,21 +172,33 @@ pub async fn due(client: &impl GenericClient, table: Table, looks: &[(Queue, Fro
     rows.iter().filter_map(|row| read(row).transpose()).collect::<Result<_, _>>().map_err(Error::postgres(statement.name))
 }
 
-/// Deletes one batch of rows sent more than seven days ago; how many went.
-pub async fn purge(client: &Object, table: Table, limit: i64) -> Result<u64, Error> {
-    let statement = table.pick(sql::outbox::PURGE, sql::platform_outbox::PURGE);
-    purge_batch(client, statement, limit).await
+/// What one batch of a purge did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Purged {
+    /// Rows that are gone.
+    pub removed: u64,
+    /// Whether the batch was full, so that there may be more.
+    pub more: bool,
+    /// Where the next batch begins, as PostgreSQL writes it; `None` where nothing was found.
+    pub reached: Option<String>,
 }
 
-/// Deletes one batch of expired idempotency keys; how many went.
-pub async fn purge_keys(client: &Object, limit: i64) -> Result<u64, Error> {
-    purge_batch(client, sql::idempotency::PURGE, limit).await
+/// Deletes one batch of rows sent more than seven days ago, from the cursor on.
+pub async fn purge(client: &Object, table: Table, cursor: Option<&str>, limit: i64) -> Result<Purged, Error> {
+    purge_batch(client, table.pick(sql::outbox::PURGE, sql::platform_outbox::PURGE), cursor, limit).await
 }
 
-async fn purge_batch(client: &Object, statement: Statement, limit: i64) -> Result<u64, Error> {
+/// Deletes the expired idempotency keys of finished runs among the next ones, from the cursor on.
+pub async fn purge_keys(client: &Object, cursor: Option<&str>, limit: i64) -> Result<Purged, Error> {
+    purge_batch(client, sql::idempotency::PURGE, cursor, limit).await
+}
+
+async fn purge_batch(client: &Object, statement: Statement, cursor: Option<&str>, limit: i64) -> Result<Purged, Error> {
     let write = async {
         let prepared = client.prepare_cached(statement.text).await?;
-        client.execute(&prepared, &[/* limit */ &limit]).await
+        let row = client.query_one(&prepared, &[/* cursor */ &cursor, /* limit */ &limit]).await?;
+        let removed = row.try_get::<_, i64>("removed")?.unsigned_abs();
+        Ok(Purged { removed, more: row.try_get("more")?, reached: row.try_get("reached")? })
     };
     // It belongs to a handler, which has its own limits.
     write.await.map_err(Error::postgres(statement.name))

@@ -112,6 +112,7 @@ statements! {
     }
     ops {
         SCHEMA_VERSION = "ops/schema_version",
+        BLOCKERS = "ops/blockers",
         INDEX_STATE = "ops/index_state",
         VIEW_STATE = "ops/view_state",
         MAY_WORK = "ops/may_work",
@@ -130,6 +131,9 @@ pub const ROLES: Statement = file!("ops/roles");
 
 /// What follows each function: no second one of its name stays.
 pub const ONE_SIGNATURE: Statement = file!("ops/one_signature");
+
+/// What a DBA runs by hand, with psql.
+pub const SCRIPTS: &[Statement] = &[file!("ops/archive_runs")];
 
 /// An index that came after the first schema. It is made beside the work that goes on, so in no transaction.
 #[derive(Debug, Clone, Copy)]

@@ -8,13 +8,14 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 8] = [
     "README.md",
     "sql/README.md",
     "docs/errors.md",
     "docs/architecture.md",
     "docs/guarantees.md",
     "docs/for-api-teams.md",
+    "docs/for-dbas.md",
     "docs/schedules.md",
 ];
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, dead_code)]
 
 mod api_teams;
+mod archive;
 mod catalogue;
 mod client;
 mod clocks;
@@ -17,6 +18,7 @@ mod enqueue_places;
 mod examples;
 mod faults;
 mod flow;
+mod for_dbas;
 mod health;
 mod idempotency;
 mod idempotency_races;
@@ -26,6 +28,7 @@ mod pgbouncer;
 mod privileges;
 mod privileges_capture;
 mod privileges_tenants;
+mod purge;
 mod readme;
 mod relay;
 mod relay_cost;
@@ -52,6 +55,7 @@ mod support;
 mod tasks_schema;
 mod tls;
 mod transitions;
+mod upgrade;
 mod views;
 mod wake;
 mod worker;

@@ -153,6 +153,9 @@ async fn an_index_is_made_beside_the_work_also_where_it_was_left_half_made() {
     caller.batch_execute("begin; select work.dispatch('t.ok', '{}', 1)").await.unwrap();
     let mut migrate = world.spawn_with("test-workers", &["migrate"], &[("DATABASE_URL", &world.url(None))]);
     migrate.log("making an index").await;
+    let told = migrate.log("the migration waits for the session with pid").await;
+    let pid: i32 = caller.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    assert!(told["message"].as_str().unwrap().contains(&format!("pid {pid} (role postgres")), "{told}");
     let waits = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'monalisa migrate' and wait_event_type = 'Lock'";
     world.count_is(waits, 1).await;
     // Another migration waits for its turn, and neither stands in the other's way.

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use monalisa::sql::{ALL, INDEXES, ONE_SIGNATURE, REAPPLIED, ROLES, Statement};
+use monalisa::sql::{ALL, INDEXES, ONE_SIGNATURE, REAPPLIED, ROLES, SCRIPTS, Statement};
 use tokio_postgres::types::Type;
 
 use crate::support::World;
@@ -15,7 +15,7 @@ fn root() -> PathBuf {
 }
 
 fn listed() -> impl Iterator<Item = Statement> {
-    ALL.iter().chain(REAPPLIED).copied().chain([ROLES, ONE_SIGNATURE]).chain(INDEXES.iter().map(|index| index.statement))
+    ALL.iter().chain(REAPPLIED).chain(SCRIPTS).copied().chain([ROLES, ONE_SIGNATURE]).chain(INDEXES.iter().map(|index| index.statement))
 }
 
 /// What a header says under each word; a line that is indented goes on with the line before.

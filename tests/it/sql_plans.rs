@@ -119,7 +119,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "outbox/due" | "platform_outbox/due" => {
             "'{critical,default,bulk}', '{null,2026-01-01 00:00:00+00,null}', '{null,null,10}'".to_owned()
         }
-        "outbox/purge" | "platform_outbox/purge" | "idempotency/purge" => "1000".to_owned(),
+        "outbox/purge" | "platform_outbox/purge" | "idempotency/purge" => "'2026-01-01 00:00:00+00', 1000".to_owned(),
         "runs/judge" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{0,0,0,0,0}}', '{{1,1,1,1,1}}', '{{t.ok}}', 0"),
         "runs/start" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{{tokens}}}', '{{50,50,50,50,50}}', false, 'w', 'on'"),
         "runs/extend" => format!("'{{{running}}}', '{{{tokens}}}', '{{50,50,50,50,50}}'"),
@@ -147,6 +147,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
         "ops/index_state" => "'task_runs_pkey'".to_owned(),
         "ops/view_state" => "'runs', 'its file'".to_owned(),
+        "ops/blockers" => "1".to_owned(),
         "ops/clock" | "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }
@@ -190,16 +191,26 @@ async fn no_statement_scans_a_large_table_and_each_uses_the_index_it_names() {
                 }
             }
         }
+        if statement.name.ends_with("/purge") && nodes.iter().any(|node| text(node, "Node Type").contains("Sort")) {
+            wrong.push(format!("{} sorts", statement.name));
+        }
         // From the lower bound on and to the upper one, whatever lies around them.
         let bounded = match statement.name {
             name if name.ends_with("/claim") => Some(("_pending_idx", "available_at <=")),
             "runs/stranded" => Some(("_unfinished_due_idx", "available_at <")),
+            "idempotency/purge" => Some(("_expires_at_idx", "expires_at <")),
+            name if name.ends_with("/purge") => Some(("_sent_idx", "sent_at <")),
             _ => None,
         };
         if let Some((ending, upper)) = bounded {
             let index = nodes.iter().find(|node| text(node, "Index Name").ends_with(ending)).unwrap();
             let condition = text(index, "Index Cond");
-            for column in ["queue", "available_at >=", upper] {
+            let lower = match ending {
+                "_expires_at_idx" => &["expires_at >"][..],
+                "_sent_idx" => &["sent_at >="],
+                _ => &["queue", "available_at >="],
+            };
+            for column in lower.iter().chain([&upper]) {
                 if !condition.contains(column) {
                     wrong.push(format!("{}: {column} is no index condition: {condition}", statement.name));
                 }

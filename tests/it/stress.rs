@@ -353,7 +353,7 @@ impl Stress {
         let purger = connect(&self.world.url(Some("test_worker"))).await;
         let pid: i32 = purger.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
         let purging = async {
-            purger.query(outbox::PURGE.text, &[&1_000_i64]).await.unwrap();
+            purger.query(outbox::PURGE.text, &[&None::<&str>, &1_000_i64]).await.unwrap();
         };
         let committing = async {
             // At once where the purge passes the row over; a purge that waits for it would delete it after this commit.

@@ -1,8 +1,9 @@
 //! `bench engine` measures the SQS engine alone; `bench start` measures from commit to handler start on running workers; `bench dispatch`
-//! measures a dispatch with its commit. They measure one at a time, as often as MEASUREMENTS says, and print `median p95 longest` in
-//! milliseconds.
+//! measures a dispatch with its commit. They measure one at a time, as often as MEASUREMENTS says; `bench load` dispatches at an even pace.
+//! Each prints `median p95 longest` in milliseconds.
 
 mod engine;
+mod load;
 mod start;
 
 use std::{error::Error, process::ExitCode, time::Duration};
@@ -15,7 +16,8 @@ async fn main() -> ExitCode {
         Some("engine") => engine::measure().await,
         Some("start") => start::measure().await,
         Some("dispatch") => start::measure_dispatch().await,
-        _ => Err("bench engine | bench start | bench dispatch".into()),
+        Some("load") => load::measure().await,
+        _ => Err("bench engine | bench start | bench dispatch | bench load".into()),
     };
     match measured.and_then(|times| summary(times).ok_or_else(|| "nothing was measured".into())) {
         Ok(line) => {
@@ -40,7 +42,11 @@ fn variable(name: &str) -> Result<String> {
 }
 
 fn measurements() -> usize {
-    std::env::var("MEASUREMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
+    number("MEASUREMENTS", 100)
+}
+
+fn number(name: &str, otherwise: usize) -> usize {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Lets everything come to rest, and meets a sweep in any of its phases.

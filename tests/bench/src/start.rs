@@ -51,7 +51,7 @@ pub(crate) async fn measure_dispatch() -> Result<Vec<f64>> {
 }
 
 /// The run's id, and when the commit was over.
-async fn dispatch(client: &Client) -> Result<(String, f64)> {
+pub(crate) async fn dispatch(client: &Client) -> Result<(String, f64)> {
     let answers = client.simple_query(DISPATCH).await?;
     let mut values = answers.iter().filter_map(|answer| match answer {
         SimpleQueryMessage::Row(row) => row.get(0),

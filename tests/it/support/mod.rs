@@ -128,7 +128,8 @@ async fn prepare(url: &str) {
     connect(url).await.batch_execute(PREPARE).await.unwrap();
 }
 
-const PREPARE: &str = "
+/// What the test units need in a migrated database, and a role of each kind.
+pub const PREPARE: &str = "
     create table public.effects (run_id uuid not null, note text not null, at timestamptz not null default clock_timestamp());
     create sequence public.calls;
     insert into public.tenants select generate_series(1, 20);
