@@ -31,6 +31,7 @@ status: ## Show which of them run, and where
 test: export RUST_TEST_THREADS ?= 8
 test: setup ## Run all tests against the local stack
 	@$(WITH_STACK) cargo test --workspace
+	@$(WITH_STACK) cargo test --quiet --package monalisa --test it -- --ignored new_crate::
 
 REPEAT ?= 1
 FAULTS ?= faults:: relay_rows:: relay_two:: clocks:: worker_

@@ -59,6 +59,8 @@ pub mod config;
 #[cfg(feature = "workers")]
 pub mod database;
 #[cfg(feature = "workers")]
+mod decode;
+#[cfg(feature = "workers")]
 mod dlq;
 #[cfg(feature = "workers")]
 mod doctor;
@@ -74,6 +76,8 @@ mod health;
 pub mod ledger;
 #[cfg(feature = "workers")]
 mod migrate;
+#[cfg(feature = "workers")]
+mod new;
 #[cfg(feature = "workers")]
 pub mod outbox;
 #[cfg(feature = "workers")]
@@ -92,6 +96,8 @@ pub mod schedule;
 mod sqs;
 #[cfg(feature = "workers")]
 mod sslmode;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "workers")]
 mod unit;
 #[cfg(feature = "workers")]
@@ -115,7 +121,7 @@ pub use unit::{Handler, Kind, Unit, Units};
 #[doc(hidden)]
 #[cfg(feature = "workers")]
 pub mod __private {
-    pub use crate::unit::{decode, encode};
+    pub use crate::decode::{decode, encode};
     pub use futures_util::future::BoxFuture;
     pub use inventory;
 }

@@ -8,13 +8,19 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 5] = ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md"];
+const PAGES: [&str; 6] =
+    ["README.md", "sql/README.md", "docs/errors.md", "docs/architecture.md", "docs/guarantees.md", "docs/for-handler-authors.md"];
+/// Where the Rust code of pages is compiled and run.
+const COMPILED: [(&str, &[&str]); 2] = [
+    ("README.md", &["tests/it/readme.rs", "tests/example/src/main.rs", "tests/example/src/reports.rs"]),
+    ("docs/for-handler-authors.md", &["tests/it/handbook.rs"]),
+];
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: impl AsRef<Path>) -> String {
+pub fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -37,7 +43,7 @@ fn files(folder: &Path, ending: &str) -> BTreeSet<String> {
 }
 
 /// The text below a heading, up to the next one of its level or above.
-fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+pub fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let level = heading.bytes().take_while(|byte| *byte == b'#').count();
     let begin = page.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("there is no heading {heading:?}")) + heading.len() + 2;
     let rest = &page[begin..];
@@ -46,7 +52,7 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
 }
 
 /// The code blocks of a page: what stands after the three marks, and the code.
-fn blocks(page: &str) -> Vec<(String, String)> {
+pub fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<(String, String)> = None;
     for line in page.lines() {
@@ -121,11 +127,13 @@ async fn the_runnable_sql_of_the_readme_runs() {
 }
 
 #[test]
-fn the_rust_code_of_the_readme_is_compiled() {
-    let compiled = read("tests/it/readme.rs");
-    for (info, code) in blocks(&read("README.md")) {
-        if info == "rust" {
-            assert!(compiled.contains(code.trim()), "this is not in tests/it/readme.rs:\n{code}");
+fn the_rust_code_of_the_pages_is_compiled_and_run() {
+    for (page, files) in COMPILED {
+        let compiled: String = files.iter().map(read).collect();
+        let rust: Vec<String> = blocks(&read(page)).into_iter().filter(|(info, _)| info == "rust").map(|(_, code)| code).collect();
+        assert!(rust.len() >= 5, "{page}: {} blocks", rust.len());
+        for code in rust {
+            assert!(compiled.contains(code.trim()), "this is not in {files:?}:\n{code}");
         }
     }
 }

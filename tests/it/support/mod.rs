@@ -93,6 +93,7 @@ async fn template() -> &'static str {
             }
             include_str!("../../test-workers/src/main.rs").hash(&mut hasher);
             include_str!("../../test-workers/src/stress.rs").hash(&mut hasher);
+            include_str!("../../test-workers/src/payloads.rs").hash(&mut hasher);
             include_str!("mod.rs").hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
             let server = required("DATABASE_URL");
