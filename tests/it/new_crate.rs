@@ -138,7 +138,7 @@ async fn the_first_handler_is_made_tested_and_run_by_the_commands_of_the_readme(
     // Others do not compile, and the compiler points at them.
     for (old, new, expected) in [
         ("queue: \"default\",", "queue: \"default\",\n    timeout_seconds: \"60\",", &["expected `u32`, found `&str`"][..]),
-        ("queue: \"default\",", "queue: \"default\",\n    concurency: 2,", &["no field named `concurency`", "`concurrency`"]),
+        ("queue: \"default\",", "queue: \"default\",\n    concurency: 2,", &["no field named `concurency`"]),
         ("queue: \"default\",", "queue: default,", &["cannot find value `default`"]),
         ("name: \"reports.generate\",", "name: 7,", &["expected `&str`, found integer"]),
         ("    queue: \"default\",\n", "", &["task! takes `payload`, `handler`, `name` and `queue` in this order"]),
