@@ -32,6 +32,7 @@ test: export RUST_TEST_THREADS ?= 8
 test: setup ## Run all tests against the local stack
 	@scripts/setup --examples
 	@$(WITH_STACK) cargo test --workspace
+	@$(WITH_STACK) cargo test --quiet --package monalisa --test it -- --ignored new_crate::
 
 REPEAT ?= 1
 FAULTS ?= faults:: relay_rows:: relay_two:: clocks:: worker_

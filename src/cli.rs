@@ -20,7 +20,7 @@ use crate::{
     error::Error,
     failure::panic_text,
     migrate::{self, Orphans},
-    process,
+    new, process,
     queue::Queue,
     run::State,
     scheduler::command::{self, ScheduleCommand},
@@ -101,6 +101,14 @@ enum Command {
     /// The schedules of tasks
     #[command(subcommand)]
     Schedule(ScheduleCommand),
+    /// Make a crate for units of your own: a three-line main, a task and a subscriber with their tests. Overwrites nothing
+    New {
+        /// A folder that is not there yet; its name is the crate's
+        path: PathBuf,
+        /// The clone of monalisa that it builds on; by default the one that this program was built in
+        #[arg(long, value_name = "PATH")]
+        monalisa: Option<PathBuf>,
+    },
     /// Check everything that a process here would need, and what of the work does not move; each with what to do. Changes nothing
     Doctor,
 }
@@ -178,6 +186,7 @@ fn main(workers: Workers) -> ExitCode {
         Some(Command::Queues(QueuesCommand::Create)) => wait(create_queues()),
         Some(Command::Dlq(command)) => wait(dead_letters(command)),
         Some(Command::Schedule(command)) => wait(schedules(command)),
+        Some(Command::New { path, monalisa }) => new::make(&path, monalisa, say),
         Some(Command::Doctor) => wait(examine()),
     };
     match done {

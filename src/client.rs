@@ -59,13 +59,17 @@ pub struct Published {
 /// Errors carry an SQLSTATE of class `ML` and a hint; as any error of PostgreSQL they abort the transaction. After the commit wake
 /// the relay with [`Client::wake`]; without a wake the row goes out at the next sweep.
 pub async fn dispatch<T: Task>(client: &impl GenericClient, payload: &T, options: &Options) -> Result<Uuid, Error> {
-    let payload = json(payload)?;
+    dispatch_json(client, T::NAME, &json(payload)?, options).await
+}
+
+/// The same with the payload as text.
+pub(crate) async fn dispatch_json(client: &impl GenericClient, task: &str, payload: &str, options: &Options) -> Result<Uuid, Error> {
     let delay = options.delay_s();
     let row = client
         .query_typed_one(
             sql::enqueue::DISPATCH.text,
             &[
-                (/* unit */ &T::NAME, Type::TEXT),
+                (/* unit */ &task, Type::TEXT),
                 (/* payload */ &payload, Type::TEXT),
                 (/* tenant_id */ &options.tenant_id, Type::INT8),
                 (/* delay_s */ &delay, Type::FLOAT8),
@@ -105,15 +109,25 @@ pub async fn dispatch_many<T: Task>(client: &impl GenericClient, payloads: &[T],
 
 /// Schedules a run of each subscriber of an event in the caller's transaction; none where nobody subscribes.
 pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: &Options) -> Result<Vec<Published>, Error> {
-    let payload = json(event)?;
+    publish_json(client, E::TYPE, E::VERSION, &json(event)?, options).await
+}
+
+/// The same with the payload as text.
+pub(crate) async fn publish_json(
+    client: &impl GenericClient,
+    event_type: &str,
+    version: i32,
+    payload: &str,
+    options: &Options,
+) -> Result<Vec<Published>, Error> {
     let delay = options.delay_s();
     let rows = client
         .query_typed(
             sql::enqueue::PUBLISH.text,
             &[
-                (/* event_type */ &E::TYPE, Type::TEXT),
+                (/* event_type */ &event_type, Type::TEXT),
                 (/* payload */ &payload, Type::TEXT),
-                (/* version */ &E::VERSION, Type::INT4),
+                (/* version */ &version, Type::INT4),
                 (/* tenant_id */ &options.tenant_id, Type::INT8),
                 (/* delay_s */ &delay, Type::FLOAT8),
                 (/* run_at */ &options.run_at, Type::TIMESTAMPTZ),
@@ -129,7 +143,7 @@ pub async fn publish<E: Event>(client: &impl GenericClient, event: &E, options: 
         .map_err(Error::postgres(sql::enqueue::PUBLISH.name))
 }
 
-fn json(payload: &impl Serialize) -> Result<String, Error> {
+pub(crate) fn json(payload: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(payload).map_err(|error| Error::Other(format!("the payload cannot be written as JSON: {error}")))
 }
 

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::{
     database::against_defaults,
     error::Error,
+    failure::TaskError,
     pools,
     queue::Queue,
     sql::{self, Statement},
@@ -233,7 +234,7 @@ const BEGIN_EFFECT: &str = "begin isolation level read committed read write; clo
                             unlisten *; discard temp; select pg_advisory_unlock_all()";
 
 /// Opens the effect transaction on a connection of its own; the caller ends it or discards the connection.
-pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Duration) -> Result<(), Error> {
+pub(crate) async fn open_effect(connection: &Object, tenant: Option<i64>, unit: &str, token: Uuid, idle: Duration) -> Result<(), Error> {
     let settings = format!(
         "set local idle_in_transaction_session_timeout = {0}; set local statement_timeout = {0}; set local lock_timeout = 0; \
          set local timezone = 'UTC'; set local client_min_messages = 'warning'; {1}",
@@ -241,8 +242,8 @@ pub(crate) async fn open_effect(connection: &Object, run: &Started, idle: Durati
         against_defaults(true)
     );
     pools::answered("effect begin", connection.batch_execute(&format!("{BEGIN_EFFECT}; {settings}"))).await?;
-    let tenant = run.tenant_id.map(|id| id.to_string()).unwrap_or_default();
-    rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &run.unit, /* token */ &run.token.to_string()]).await.map(drop)
+    let tenant = tenant.map(|id| id.to_string()).unwrap_or_default();
+    rows(connection, sql::runs::OPEN_EFFECT, &[&tenant, &unit, &token.to_string()]).await.map(drop)
 }
 
 /// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
@@ -274,20 +275,34 @@ pub struct Failure {
     pub through_outbox: bool,
 }
 
+impl Failure {
+    /// What is recorded of this error.
+    pub(crate) fn of(error: &TaskError, backoff: Duration, through_outbox: bool) -> Failure {
+        Failure { code: error.code(), text: error.text(), permanent: error.is_permanent(), backoff, through_outbox }
+    }
+}
+
 /// Records a failed attempt, and in the same transaction the dead letter, or the message of the next attempt where it comes
 /// through the outbox.
 pub(crate) async fn fail(connection: &mut Object, run_id: Uuid, token: Uuid, failure: &Failure) -> Result<Recorded, Error> {
     let transaction = begin(connection).await?;
+    let recorded = record_failure(&transaction, run_id, token, failure).await?;
+    if recorded != Recorded::LeaseLost {
+        commit(transaction, sql::runs::FAIL.name).await?;
+    }
+    Ok(recorded)
+}
+
+/// The same in a transaction of the caller's.
+pub(crate) async fn record_failure(client: &impl GenericClient, run_id: Uuid, token: Uuid, failure: &Failure) -> Result<Recorded, Error> {
     let delay = failure.backoff.as_secs_f64();
     let answer =
-        rows(&transaction, sql::runs::FAIL, &[&run_id, &token, &failure.code, &failure.text, &failure.permanent, /* delay_s */ &delay])
-            .await?;
+        rows(client, sql::runs::FAIL, &[&run_id, &token, &failure.code, &failure.text, &failure.permanent, /* delay_s */ &delay]).await?;
     let Some(row) = answer.first() else { return Ok(Recorded::LeaseLost) };
     let failed = row.try_get::<_, &str>("status").map_err(Error::postgres(sql::runs::FAIL.name))? == "failed";
     if failed || failure.through_outbox {
-        reissue(&transaction, &[run_id]).await?;
+        reissue(client, &[run_id]).await?;
     }
-    commit(transaction, sql::runs::FAIL.name).await?;
     Ok(if failed { Recorded::Failed } else { Recorded::Retrying })
 }
 
@@ -498,11 +513,11 @@ async fn commit(transaction: Transaction<'_>, statement: &'static str) -> Result
     pools::answered(statement, transaction.commit()).await
 }
 
-async fn reissue(transaction: &Transaction<'_>, run_ids: &[Uuid]) -> Result<(), Error> {
+async fn reissue(client: &impl GenericClient, run_ids: &[Uuid]) -> Result<(), Error> {
     if run_ids.is_empty() {
         return Ok(());
     }
-    rows(transaction, sql::runs::REISSUE, &[&run_ids]).await.map(drop)
+    rows(client, sql::runs::REISSUE, &[&run_ids]).await.map(drop)
 }
 
 fn ids(rows: &[Row], statement: Statement) -> Result<Vec<Uuid>, Error> {

@@ -59,6 +59,8 @@ pub mod config;
 #[cfg(feature = "workers")]
 pub mod database;
 #[cfg(feature = "workers")]
+mod decode;
+#[cfg(feature = "workers")]
 mod dlq;
 #[cfg(feature = "workers")]
 mod doctor;
@@ -76,6 +78,8 @@ pub mod ledger;
 mod migrate;
 #[cfg(feature = "workers")]
 mod nearest;
+#[cfg(feature = "workers")]
+mod new;
 #[cfg(feature = "workers")]
 pub mod outbox;
 #[cfg(feature = "workers")]
@@ -96,6 +100,8 @@ mod scheduler;
 mod sqs;
 #[cfg(feature = "workers")]
 mod sslmode;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "workers")]
 mod unit;
 #[cfg(feature = "workers")]
@@ -119,7 +125,7 @@ pub use unit::{Handler, Kind, Unit, Units};
 #[doc(hidden)]
 #[cfg(feature = "workers")]
 pub mod __private {
-    pub use crate::unit::{decode, encode};
+    pub use crate::decode::{decode, encode};
     pub use futures_util::future::BoxFuture;
     pub use inventory;
 }

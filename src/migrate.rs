@@ -38,6 +38,12 @@ pub(crate) fn newest() -> i32 {
     embedded::migrations::runner().get_migrations().iter().map(|migration| migration.version()).max().unwrap_or_default()
 }
 
+/// What tells one set of migrations from another.
+#[cfg(feature = "testing")]
+pub(crate) fn fingerprint() -> Vec<(String, u64)> {
+    embedded::migrations::runner().get_migrations().iter().map(|migration| (migration.to_string(), migration.checksum())).collect()
+}
+
 /// Brings the schema up to date and loads the catalogue as `service`. Any number of processes may do it at once; each waits for the
 /// one before. A table that somebody holds for long makes it give up, after half a minute of short tries, with an error that says who.
 pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {

@@ -42,6 +42,8 @@ pub struct TaskRun {
     effect: OnceCell<EffectTransaction>,
     record: Semaphore,
     reported: Mutex<Option<Instant>>,
+    #[cfg(feature = "testing")]
+    clock: crate::testing::Clock,
 }
 
 impl TaskRun {
@@ -66,7 +68,22 @@ impl TaskRun {
             effect: OnceCell::new(),
             record: Semaphore::new(1),
             reported: Mutex::new(None),
+            #[cfg(feature = "testing")]
+            clock: crate::testing::Clock::default(),
         }
+    }
+
+    /// The same with this clock, and with an effect transaction that is open already, where there is one.
+    #[cfg(feature = "testing")]
+    pub(crate) fn in_test(mut self, clock: crate::testing::Clock, effect: Option<Session>) -> TaskRun {
+        self.clock = clock;
+        self.effect = OnceCell::new_with(effect.map(EffectTransaction));
+        self
+    }
+
+    /// What tells its handler to end.
+    pub(crate) fn cancellation(&self) -> CancellationToken {
+        self.cancelled.clone()
     }
 
     /// Identity of the run everywhere. Give it to other systems as idempotency key: every attempt has the same.
@@ -101,7 +118,10 @@ impl TaskRun {
 
     /// The time by the database's clock: at the start, plus what has passed since by a clock that never jumps.
     pub fn now(&self) -> DateTime<Utc> {
-        self.started.started_at + TimeDelta::from_std(self.began.elapsed()).unwrap_or_default()
+        let now = self.started.started_at + TimeDelta::from_std(self.began.elapsed()).unwrap_or_default();
+        #[cfg(feature = "testing")]
+        let now = now + self.clock.moved();
+        now
     }
 
     /// The span with run and unit. `tracing` macros in the handler are in it already; enter it in threads of your own.
@@ -139,7 +159,7 @@ impl TaskRun {
                     (self.pools.clone(), self.left.clone(), self.started.clone(), pools::effect_limit(self.unit.timeout()));
                 self.pools.aside(async move {
                     let session = pools.effect().await?.lent(&left);
-                    ledger::open_effect(&session, &started, limit).await?;
+                    ledger::open_effect(&session, started.tenant_id, &started.unit, started.token, limit).await?;
                     Ok(EffectTransaction(session))
                 })
             })

@@ -124,6 +124,14 @@ statements! {
         RENEW = "ops/renew",
         AUDIT = "ops/audit",
     }
+    testing {
+        SHAPE = "testing/shape",
+        OUTBOX_END = "testing/outbox_end",
+        SCHEDULED = "testing/scheduled",
+        DUE = "testing/due",
+        FORWARD = "testing/forward",
+        ENDED = "testing/ended",
+    }
 }
 
 /// The roles, made before anything else.

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::BoxFuture;
-use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{failure::TaskError, queue::Queue, run::TaskRun, schedule};
 
@@ -105,12 +104,15 @@ inventory::collect!(Unit);
 /// ```
 #[macro_export]
 macro_rules! task {
-    (payload: $payload:ty, handler: $handler:path, name: $name:literal, queue: $queue:literal
+    (payload: $payload:ty, handler: $handler:path, name: $name:expr, queue: $queue:expr
      $(, $option:ident : $value:expr)* $(,)?) => {
         impl $crate::Task for $payload {
             const NAME: &'static str = $name;
         }
         $crate::__unit!($crate::Kind::Task, $payload, $handler, $name, $queue $(, $option: $value)*);
+    };
+    ($($other:tt)*) => {
+        ::std::compile_error!("task! takes `payload`, `handler`, `name` and `queue` in this order, then options as `timeout_seconds: 300`");
     };
 }
 
@@ -141,19 +143,22 @@ macro_rules! task {
 /// ```
 #[macro_export]
 macro_rules! subscriber {
-    (event: $event:ty, handler: $handler:path, name: $name:literal, queue: $queue:literal
+    (event: $event:ty, handler: $handler:path, name: $name:expr, queue: $queue:expr
      $(, $option:ident : $value:expr)* $(,)?) => {
         $crate::__unit!(
             $crate::Kind::Subscriber { event: <$event as $crate::Event>::TYPE, version: <$event as $crate::Event>::VERSION },
             $event, $handler, $name, $queue $(, $option: $value)*
         );
     };
+    ($($other:tt)*) => {
+        ::std::compile_error!("subscriber! takes `event`, `handler`, `name` and `queue` in this order, then options as `timeout_seconds: 300`");
+    };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __unit {
-    ($kind:expr, $payload:ty, $handler:path, $name:literal, $queue:literal $(, $option:ident : $value:expr)*) => {
+    ($kind:expr, $payload:ty, $handler:path, $name:expr, $queue:expr $(, $option:ident : $value:expr)*) => {
         const _: () = {
             fn call<'a>(
                 payload: &'a str,
@@ -174,38 +179,6 @@ macro_rules! __unit {
             }
         };
     };
-}
-
-/// Reads a payload; what does not fit is permanent and names the field, never the value.
-#[doc(hidden)]
-pub fn decode<P: DeserializeOwned>(text: &str) -> Result<P, TaskError> {
-    let mut reader = serde_json::Deserializer::from_str(text);
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
-        let problem = error.inner().to_string();
-        // What serde says may quote the value it met: only its kind of complaint is kept.
-        let problem = match problem.split_once(", expected ") {
-            Some((_, expected)) => format!("expected {}", expected.split(" at line ").next().unwrap_or(expected)),
-            None if problem.starts_with("missing field")
-                || problem.starts_with("unknown field")
-                || problem.starts_with("duplicate field") =>
-            {
-                problem.split(" at line ").next().unwrap_or_default().to_owned()
-            }
-            None => "not readable".to_owned(),
-        };
-        let place = if path == "." { String::new() } else { format!(" at {path}") };
-        TaskError::permanent("PAYLOAD_UNDECODABLE", format!("the payload does not fit{place}: {problem}"))
-    })
-}
-
-/// What a handler returned, as JSON text; `()` is nothing.
-#[doc(hidden)]
-pub fn encode<T: Serialize, E: Into<TaskError>>(result: Result<T, E>) -> Result<Option<String>, TaskError> {
-    let outcome = result.map_err(Into::into)?;
-    let text = serde_json::to_string(&outcome)
-        .map_err(|error| TaskError::permanent("OUTCOME_INVALID", format!("the outcome cannot be written as JSON: {error}")))?;
-    Ok((text != "null").then_some(text))
 }
 
 /// The units of this program, checked.
@@ -361,18 +334,5 @@ mod tests {
         static ONE: Unit = Unit { kind: Kind::Subscriber { event: "e", version: 1 }, ..GOOD };
         static OTHER: Unit = Unit { name: "c", context: "system", ..ONE };
         assert!(Units::check([&ONE, &OTHER]).expect_err("two contexts").contains("same event"));
-    }
-
-    #[test]
-    fn a_payload_that_does_not_fit_names_the_field_and_not_the_value() {
-        #[derive(Debug, serde::Deserialize)]
-        #[allow(dead_code)]
-        struct Card {
-            number: u32,
-        }
-        let error = decode::<Vec<Card>>(r#"[{"number":"SECRET-4111"}]"#).expect_err("a string");
-        assert!(error.is_permanent());
-        assert_eq!(error.text(), "the payload does not fit at [0].number: expected u32");
-        assert!(decode::<Card>("{}").expect_err("missing").text().contains("missing field `number`"));
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn work(state: State, units: Units) -> Result<(), Error> {
     done
 }
 
-fn runtime(name: &'static str) -> Result<Runtime, Error> {
+pub(crate) fn runtime(name: &'static str) -> Result<Runtime, Error> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8))
         .thread_name(name)

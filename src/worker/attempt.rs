@@ -52,7 +52,7 @@ pub(crate) struct Attempt {
 
 /// How a handler ended.
 #[allow(clippy::large_enum_variant, reason = "one lives on the stack of each attempt")]
-enum Ended {
+pub(crate) enum Ended {
     Returned(Result<Option<String>, TaskError>, Option<EffectTransaction>),
     /// Its lease was taken over, or may have been: nothing of it may be recorded but what the token still allows.
     LeaseLost(Lost),
@@ -60,8 +60,35 @@ enum Ended {
     Cut,
 }
 
+/// Why an attempt whose handler did its work is not finished.
+#[derive(Debug)]
+pub(crate) enum NotFinished {
+    /// Another holds the lease, or nobody.
+    LeaseLost,
+    /// PostgreSQL could not do it; nothing is wrong with the attempt.
+    Interrupted(String),
+    /// PostgreSQL refused what the handler wrote.
+    Failed(TaskError),
+}
+
+impl From<Error> for NotFinished {
+    fn from(error: Error) -> NotFinished {
+        if error.is_lease_lost() {
+            return NotFinished::LeaseLost;
+        }
+        let (gone, ended) = (error.session_is_gone(), error.is_transaction_ended());
+        match error {
+            Error::Postgres { source, .. } if !gone => {
+                let error = TaskError::from(source);
+                NotFinished::Failed(if ended { error.with_code("TRANSACTION_ENDED") } else { error })
+            }
+            error => NotFinished::Interrupted(error.to_string()),
+        }
+    }
+}
+
 /// What the runtime does with the message.
-enum Fate {
+pub(crate) enum Fate {
     Settle(Settle),
     /// It is not ours any more, or what became of it is unknown: it comes back and is judged.
     Leave,
@@ -77,21 +104,7 @@ impl Attempt {
                 Some(lost_worker) => tracing::warn!(lost_worker, "taken over: the lease of the worker that had it lapsed"),
                 None => tracing::debug!("started"),
             }
-            // The permit is kept until the run is finished: its effect still holds a connection.
-            let (ended, permit) = self.handle(permit).await;
-            let finish = async {
-                match ended {
-                    Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
-                    Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
-                    Ended::LeaseLost(Lost::Taken) => Fate::Leave,
-                    Ended::LeaseLost(Lost::Lapsed) => self.interrupt("neither SQS nor PostgreSQL kept the lease in time").await,
-                    Ended::Cut => self.give_back().await,
-                }
-            };
-            let fate = self.worker.unless_given_up(finish).await.unwrap_or_else(|| {
-                tracing::error!("PostgreSQL did not answer before the stop: the lease lapses, which counts as a crash");
-                Fate::Settle(Settle::Hide(Duration::ZERO))
-            });
+            let (fate, permit) = self.conclude(self.task_run(), permit).await;
             // The slot is free while SQS is told, however long that takes, unless very many wait for it already.
             let unsettled = self.worker.unsettled.acquire().await;
             self.slot.ended(began.elapsed());
@@ -106,19 +119,42 @@ impl Attempt {
         .await;
     }
 
-    /// The handler's end; with its permit where it has really ended, else the permit stays with it.
-    async fn handle(&self, permit: Permit) -> (Ended, Option<Permit>) {
-        let limit = self.slot.unit.timeout();
-        let cancelled = CancellationToken::new();
-        let run = TaskRun::new(
+    /// What the handler sees of it.
+    pub(crate) fn task_run(&self) -> TaskRun {
+        TaskRun::new(
             self.started.clone(),
             self.slot.unit,
             tracing::Span::current(),
-            cancelled.clone(),
+            CancellationToken::new(),
             self.worker.state.clone(),
             self.worker.pools.clone(),
             self.left.clone(),
-        );
+        )
+    }
+
+    /// Runs the handler and finishes the run; what is left to do is the message.
+    pub(crate) async fn conclude(&self, run: TaskRun, permit: Permit) -> (Fate, Option<Permit>) {
+        // The permit is kept until the run is finished: its effect still holds a connection.
+        let (ended, permit) = self.handle(run, self.slot.unit.timeout(), permit).await;
+        let finish = async {
+            match ended {
+                Ended::Returned(Ok(outcome), effect) => self.succeed(outcome, effect).await,
+                Ended::Returned(Err(error), effect) => self.fail(error, effect).await,
+                Ended::LeaseLost(Lost::Taken) => Fate::Leave,
+                Ended::LeaseLost(Lost::Lapsed) => self.interrupt("neither SQS nor PostgreSQL kept the lease in time").await,
+                Ended::Cut => self.give_back().await,
+            }
+        };
+        let fate = self.worker.unless_given_up(finish).await.unwrap_or_else(|| {
+            tracing::error!("PostgreSQL did not answer before the stop: the lease lapses, which counts as a crash");
+            Fate::Settle(Settle::Hide(Duration::ZERO))
+        });
+        (fate, permit)
+    }
+
+    /// The handler's end within this time; with its permit where it has really ended, else the permit stays with it.
+    pub(crate) async fn handle(&self, run: TaskRun, limit: Duration, permit: Permit) -> (Ended, Option<Permit>) {
+        let cancelled = run.cancellation();
         let handler = self.slot.unit.handler;
         let payload = self.started.payload.clone();
         let mut task = self.worker.handlers.spawn(
@@ -152,7 +188,7 @@ impl Attempt {
 
     /// Commits the effect together with `succeeded`.
     async fn succeed(&self, outcome: Option<String>, effect: Option<EffectTransaction>) -> Fate {
-        let outcome = outcome.map(|text| text.replace("\\u0000", "\\ufffd"));
+        let outcome = outcome.map(storable_json);
         let finished = match effect {
             Some(effect) => self.commit(effect.into_session(), outcome.as_deref()).await,
             None => self.succeed_alone(outcome.as_deref()).await,
@@ -162,17 +198,14 @@ impl Attempt {
                 tracing::info!("succeeded");
                 Fate::Settle(Settle::Delete)
             }
-            Err(error) if error.is_lease_lost() => {
-                tracing::warn!("not finished by this attempt: its lease was lost, or it was finished already and the answer was lost");
-                Fate::Leave
-            }
-            Err(error) if error.session_is_gone() => self.interrupt(&error.to_string()).await,
-            Err(error) => {
-                let ended = error.is_transaction_ended();
-                let Error::Postgres { source, .. } = error else { return self.interrupt(&error.to_string()).await };
-                let error = TaskError::from(source);
-                self.record(if ended { error.with_code("TRANSACTION_ENDED") } else { error }).await
-            }
+            Err(error) => match NotFinished::from(error) {
+                NotFinished::LeaseLost => {
+                    tracing::warn!("not finished by this attempt: its lease was lost, or it was finished already and the answer was lost");
+                    Fate::Leave
+                }
+                NotFinished::Interrupted(reason) => self.interrupt(&reason).await,
+                NotFinished::Failed(error) => self.record(error).await,
+            },
         }
     }
 
@@ -218,13 +251,7 @@ impl Attempt {
         let failures = u32::try_from(self.started.attempt()).unwrap_or(1);
         let backoff = error.wait().unwrap_or_else(|| self.worker.backoff.after(failures)).min(LONGEST_WAIT);
         let left = MAX_HIDDEN.saturating_sub(self.hold.received.elapsed() + Duration::from_secs(60));
-        let failure = Failure {
-            code: error.code(),
-            text: error.text(),
-            permanent: error.is_permanent(),
-            backoff,
-            through_outbox: self.receives >= LAST_RECEIVE || backoff > left,
-        };
+        let failure = Failure::of(&error, backoff, self.receives >= LAST_RECEIVE || backoff > left);
         let recorded = self
             .worker
             .until_answered("recording a failure", || async {
@@ -310,6 +337,11 @@ impl Attempt {
             None => Fate::Leave,
         }
     }
+}
+
+/// What a handler returned, as `jsonb` takes it.
+pub(crate) fn storable_json(text: String) -> String {
+    text.replace("\\u0000", "\\ufffd")
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> TaskError {

@@ -8,7 +8,7 @@ use std::{
 use crate::support::{World, connect};
 
 /// The pages that are checked.
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 9] = [
     "README.md",
     "sql/README.md",
     "docs/errors.md",
@@ -16,10 +16,17 @@ const PAGES: [&str; 8] = [
     "docs/guarantees.md",
     "docs/for-api-teams.md",
     "docs/for-dbas.md",
+    "docs/for-handler-authors.md",
     "docs/schedules.md",
 ];
+/// Where the Rust code of pages is compiled and run.
+const COMPILED: [(&str, &[&str]); 3] = [
+    ("README.md", &["tests/it/readme.rs", "tests/example/src/main.rs", "tests/example/src/reports.rs"]),
+    ("docs/for-handler-authors.md", &["tests/it/handbook.rs"]),
+    ("docs/schedules.md", &["tests/it/readme.rs"]),
+];
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -46,7 +53,7 @@ fn files(folder: &Path, ending: &str) -> BTreeSet<String> {
 }
 
 /// The text below a heading, up to the next one of its level or above.
-fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+pub fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let level = heading.bytes().take_while(|byte| *byte == b'#').count();
     let begin = page.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("there is no heading {heading:?}")) + heading.len() + 2;
     let rest = &page[begin..];
@@ -130,11 +137,13 @@ async fn the_runnable_sql_of_the_readme_runs() {
 }
 
 #[test]
-fn the_rust_code_of_the_readme_is_compiled() {
-    let compiled = read("tests/it/readme.rs");
-    for (info, code) in blocks(&read("README.md")) {
-        if info == "rust" {
-            assert!(compiled.contains(code.trim()), "this is not in tests/it/readme.rs:\n{code}");
+fn the_rust_code_of_the_pages_is_compiled_and_run() {
+    for (page, files) in COMPILED {
+        let compiled: String = files.iter().map(read).collect();
+        let rust: Vec<String> = blocks(&read(page)).into_iter().filter(|(info, _)| info == "rust").map(|(_, code)| code).collect();
+        assert!(!rust.is_empty(), "{page} has no Rust");
+        for code in rust {
+            assert!(compiled.contains(code.trim()), "this is not in {files:?}:\n{code}");
         }
     }
 }

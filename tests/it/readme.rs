@@ -1,51 +1,17 @@
-//! The Rust code of the README, word for word: `docs.rs` compares it, the compiler and the test below check it.
-
-use std::process::ExitCode;
+//! The Rust code of the README that is not in `tests/example`, and of the page on schedules, word for word: `docs.rs` compares it, the
+//! compiler checks it.
 
 use monalisa::{TaskError, TaskRun, task};
 use serde::{Deserialize, Serialize};
-
-fn main() -> ExitCode {
-    monalisa::Workers::new().main()
-}
 
 #[derive(Serialize, Deserialize)]
 struct GenerateReport {
     report_id: i64,
 }
 
-task! {
-    payload: GenerateReport,
-    handler: generate_report,
-    name: "reports.generate",
-    queue: "default",
-}
-
-async fn generate_report(payload: GenerateReport, run: &TaskRun) -> Result<(), TaskError> {
-    let effect = run.transaction().await?;
-    finish_report(effect, payload.report_id).await
-}
-
-/// The work itself takes a connection, so that a test can call it.
-async fn finish_report(db: &tokio_postgres::Client, report_id: i64) -> Result<(), TaskError> {
-    let changed = db.execute("update reports set finished_at = now() where id = $1", &[&report_id]).await?;
-    if changed == 0 {
-        return Err(TaskError::not_found(format!("there is no report {report_id}")));
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_report_is_finished_and_a_missing_one_is_a_permanent_error() {
-    let url = std::env::var("DATABASE_URL").expect("DATABASE_URL is set");
-    let (db, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("PostgreSQL answers");
-    tokio::spawn(connection);
-    let table = "create temp table reports (id bigint primary key, finished_at timestamptz)";
-    db.batch_execute(&format!("{table}; insert into reports values (7)")).await.expect("a table of this session");
-
-    finish_report(&db, 7).await.expect("it is there");
-    let error = finish_report(&db, 8).await.expect_err("it is not there");
-    assert!(error.is_permanent() && error.code() == "NOT_FOUND");
+/// As an API declares a task that its workers have.
+impl monalisa::Task for GenerateReport {
+    const NAME: &'static str = "reports.generate";
 }
 
 #[derive(Serialize, Deserialize)]

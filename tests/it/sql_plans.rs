@@ -148,6 +148,12 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "ops/index_state" => "'task_runs_pkey'".to_owned(),
         "ops/view_state" => "'runs', 'its file'".to_owned(),
         "ops/blockers" => "1".to_owned(),
+        "testing/shape" => format!("'{}', 2, 't.ok', now()", &queued[..36]),
+        "testing/scheduled" => "17000, 17000".to_owned(),
+        "testing/due" => format!("'{{t.ok,t.sleep}}', '{{{queued}}}'"),
+        "testing/forward" => "60".to_owned(),
+        "testing/ended" => format!("'{run}'"),
+        "testing/outbox_end" => String::new(),
         "ops/clock" | "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }

@@ -1,4 +1,4 @@
-//! `sessions.record`: keeps a row of every session that was started.
+//! `sessions.record`: keeps a row of every session that was started. It subscribes to an event.
 //!
 //! It is the second subscriber of `identity.session_started`; the first, which ships, mails the user. Each publish of the event gives
 //! every subscriber a run of its own, so that neither waits for the other or fails with it:
@@ -41,23 +41,31 @@ async fn record(session: SessionStarted, run: &TaskRun) -> Result<(), TaskError>
 
 #[cfg(test)]
 mod tests {
-    use monalisa::{Kind, Units};
+    use monalisa::testing::TestDatabase;
 
-    use super::SessionStarted;
+    use super::*;
 
-    #[test]
-    fn it_subscribes_to_the_event_beside_the_mail_that_ships() {
-        let units = Units::discover().expect("every unit is valid");
-        for name in ["sessions.record", "identity.login_notification_email"] {
-            let unit = units.get(name).expect("linked in");
-            assert_eq!(unit.kind, Kind::Subscriber { event: "identity.session_started", version: 1 });
-        }
+    #[tokio::test]
+    async fn a_session_is_recorded_under_the_run() {
+        let db = TestDatabase::new(include_str!("../schema.sql")).await.unwrap();
+        let session = SessionStarted { email: "ana@example.org".to_owned() };
+        let tried = db.subscriber("sessions.record", &session).tenant(2).run().await.unwrap();
+        assert_eq!(tried.error(), None);
+        let row = tried.query_one("select email from sessions_recorded where run_id = $1", &[&tried.run_id]).await.unwrap();
+        assert_eq!(row.get::<_, &str>(0), "ana@example.org");
     }
 
-    #[test]
-    fn it_reads_the_event_as_it_is_published() {
-        let text = r#"{"email": "ana@example.org", "ip": "192.0.2.1", "occurred_at": "2026-01-02T03:04:05Z"}"#;
-        let session: SessionStarted = serde_json::from_str(text).expect("a payload");
-        assert_eq!(session.email, "ana@example.org");
+    #[tokio::test]
+    async fn it_is_recorded_as_it_is_published_whatever_becomes_of_the_mail() {
+        let db = TestDatabase::new(include_str!("../schema.sql")).await.unwrap();
+        let publish = r#"select work.publish('identity.session_started',
+                             '{"email": "ana@example.org", "ip": "192.0.2.1", "occurred_at": "2026-01-02T03:04:05Z"}', tenant_id => 1)"#;
+        db.execute(publish, &[]).await.unwrap();
+
+        // All that is due, from the publish to the commit: this subscriber and the mail, for which there is no server here.
+        let ran = db.run_due().await.unwrap();
+        let ended: Vec<_> = ran.iter().map(|run| (run.unit.as_str(), run.status.as_str())).collect();
+        assert!(ended.len() == 2 && ended.contains(&("sessions.record", "succeeded")), "{ran:?}");
+        assert_eq!(db.query("select from sessions_recorded", &[]).await.unwrap().len(), 1);
     }
 }

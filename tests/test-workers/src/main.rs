@@ -1,10 +1,14 @@
 //! Units that misbehave on request. Each inserts one row into `public.effects` through its effect transaction where it succeeds.
 
+mod payloads;
 mod reports;
 mod scheduled;
 mod stress;
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use monalisa::{Event, TaskError, TaskRun, subscriber, task};
 use serde::{Deserialize, Serialize};
@@ -366,6 +370,28 @@ async fn greedy(payload: Greedy, run: &TaskRun) -> Result<(), TaskError> {
             Ok(())
         }
     }
+}
+
+/// Reports so often while its effect is open, with a pause after each; how long that took.
+#[derive(Serialize, Deserialize)]
+struct Progress {
+    reports: u32,
+    #[serde(default)]
+    s: f64,
+}
+
+task! { payload: Progress, handler: progress, name: "t.progress", queue: "default" }
+
+async fn progress(payload: Progress, run: &TaskRun) -> Result<f64, TaskError> {
+    effect(run, "progress").await?;
+    let began = Instant::now();
+    for report in 1..=payload.reports {
+        run.progress((u64::from(report) * 99 / u64::from(payload.reports)) as u8).await;
+        if payload.s > 0.0 {
+            tokio::time::sleep(Duration::from_secs_f64(payload.s)).await;
+        }
+    }
+    Ok(began.elapsed().as_secs_f64())
 }
 
 /// Work without a tenant.
