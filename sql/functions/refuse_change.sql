@@ -9,8 +9,8 @@ as $$
 begin
   -- A row that is deleted; a truncation has none.
   if tg_op = 'DELETE' and exists (
-       select from pg_class a
-         join pg_class t on t.oid = tg_relid and t.relowner = a.relowner
+       select from pg_catalog.pg_class a
+         join pg_catalog.pg_class t on t.oid = tg_relid and t.relowner = a.relowner
         where a.oid = to_regclass('work_archive.run_events') and a.relkind in ('r', 'p')) then
     if exists (
          select from work_archive.run_events a

@@ -4,7 +4,7 @@
 -- index     task_runs_origin_key, schedule_decisions_pkey, run_events_run_id_idx
 -- locks     none
 -- note      with the rights of the owner: runs of schedules have no tenant, and payloads are not shown
-create or replace view work.schedule_history as
+create or replace view work.schedule_history with (security_barrier) as
 select r.schedule, r.scheduled_for, case when r.status = 'skipped' then 'skipped' else 'fired' end as decision,
        r.scheduled_for as until, 1 as occurrences, r.run_id, r.status,
        case when r.status = 'skipped' then (

@@ -50,11 +50,11 @@ async fn the_sql_of_the_page_runs_or_is_refused_as_it_says() {
     assert!(ran >= 11 && refused == 3, "{ran} blocks ran, {refused} were refused");
     // What stands on it was scheduled: one by its key, one of a list, two later, one of an event, one by the setting.
     let runs = "select string_agg(unit || ' ' || tenant_id || ' ' || (available_at > now() + interval '1 hour'), ', ' order by run_id) from work.task_runs";
-    let (now, later) = ("reports.generate 1 false", "reports.generate 1 true");
+    let (now, later) = ("reports.export 1 false", "reports.export 1 true");
     let expected = [now, now, later, later, "identity.login_notification_email 1 false", now].join(", ");
     assert_eq!(world.one(runs, &[]).await.get::<_, String>(0), expected);
     let _workers = world.workers().await;
-    world.count_is("select count(*) from work.task_runs where unit = 'reports.generate' and status = 'succeeded'", 3).await;
+    world.count_is("select count(*) from work.task_runs where unit = 'reports.export' and status = 'succeeded'", 3).await;
 }
 
 /// Runs a block of shell as the page stands, from the root of the repository.
@@ -84,7 +84,7 @@ async fn a_use_case_is_tested_without_workers_by_the_commands_of_the_page() {
             told += &String::from_utf8(output.stderr).unwrap();
         }
     }
-    assert!(told.contains(" added  | reports.generate"), "{told}");
+    assert!(told.contains(" added  | reports.export"), "{told}");
     assert!(told.contains("Ran 3 tests") && told.contains("\nOK"), "{told}");
     assert_eq!(world.count("select count(*) from work.task_runs").await, 0, "everything was rolled back");
 }

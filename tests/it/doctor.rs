@@ -187,13 +187,18 @@ async fn whatever_the_boot_would_refuse_or_warn_of_is_said_with_the_mend() {
     }
     for (change, well, what, mend) in [
         (
-            "update work.schema_history set version = version + 1",
+            "update work.schema_history set version = version + 100",
             true,
-            "newer than this program: version 2, and 1 here",
+            "newer than this program: version 102, and 2 here",
             "deploy the program",
         ),
         ("update work.catalogues set hash = 'another'", true, "not those that the database holds", "run workers migrate"),
-        ("update work.schema_history set version = 0", false, "the schema is at version 0", "workers migrate"),
+        (
+            "delete from work.schema_history where version = 101; update work.schema_history set version = 0",
+            false,
+            "the schema is at version 0",
+            "workers migrate",
+        ),
         ("drop schema work cascade", false, "has no schema `work` yet", "workers migrate"),
     ] {
         world.db.batch_execute(change).await.unwrap();

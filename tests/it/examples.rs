@@ -84,7 +84,7 @@ impl Example {
         let kept = "select tenant_id, unit, payload::text, (select count(*) from work.outbox_messages o where o.run_id = r.run_id)
                       from work.task_runs r where run_id = $1";
         let row = world.one(kept, &[&run]).await;
-        assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1), row.get::<_, i64>(3)), (1, "reports.generate", 1));
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1), row.get::<_, i64>(3)), (1, "reports.export", 1));
         assert_eq!(row.get::<_, &str>(2), format!(r#"{{"format": "pdf", "report_id": {report}}}"#));
         let left = "select (select count(*) from work.task_runs where run_id = $1) + (select count(*) from work.outbox_messages where run_id = $1)
                          + (select count(*) from work.idempotency_keys where run_ids = array[$1]) + (select count(*) from public.reports where id = $2)";
@@ -186,7 +186,7 @@ async fn a_rust_api_does_not_start_without_its_catalogue_and_says_where_that_dif
     assert!(refused(&file).contains("cannot be read"));
     said(&world.command("workers", &["tasks", "generate", file.to_str().unwrap()]));
     let lacking = refused(&file);
-    assert!(lacking.contains("holds no task reports.generate") && lacking.contains("before the API"), "{lacking}");
+    assert!(lacking.contains("holds no task reports.export") && lacking.contains("before the API"), "{lacking}");
     assert_eq!(world.count("select count(*) from work.task_runs").await, 0);
 
     // Its own, but not the one that was loaded: a warning.

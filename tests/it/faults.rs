@@ -468,8 +468,8 @@ async fn a_row_is_marked_once_and_a_claim_waits_for_no_other() {
     let id: i64 = world.one("select id from work.outbox_messages", &[]).await.get(0);
     let mut other = connect(&world.url(None)).await;
     let claim = other.transaction().await.unwrap();
-    let none: (Option<&str>, Option<f64>) = (None, None);
-    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [&"default", &none.0, &none.1, &10_i64];
+    let none: (Option<&str>, Option<i64>, Option<f64>) = (None, None, None);
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] = [&"default", &none.0, &none.1, &none.2, &10_i64];
     assert_eq!(claim.query(outbox::CLAIM.text, &parameters).await.unwrap().len(), 1);
     world.db.batch_execute("set lock_timeout = '1s'").await.unwrap();
     assert!(world.db.query(outbox::CLAIM.text, &parameters).await.unwrap().is_empty(), "somebody holds it");

@@ -140,8 +140,8 @@ async fn no_function_that_runs_with_the_owners_rights_runs_or_reads_what_its_cal
         (&operator, format!("work.retry('{run}', 'a reason')")),
         (&operator, format!("work.redrive('{failed}', 1, 'a reason')")),
         (&operator, format!("work.renew('{failed}')")),
-        (&operator, "work.fire('maintenance.purge', clock_timestamp())".to_owned()),
-        (&operator, "work.decide_occurrence('maintenance.purge', clock_timestamp())".to_owned()),
+        (&operator, "work.fire('maintenance.purge', pg_catalog.clock_timestamp())".to_owned()),
+        (&operator, "work.decide_occurrence('maintenance.purge', pg_catalog.clock_timestamp())".to_owned()),
         (&operator, "work.audit('purge', 'all', 'a reason', '{}')".to_owned()),
         (&worker, format!("work.succeed('{held}', '{token}', '{{}}')")),
         (

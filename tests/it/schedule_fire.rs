@@ -21,7 +21,7 @@ async fn fire_isolated(url: String, isolation: &'static str, schedule: &'static 
     loop {
         client.batch_execute(&format!("begin isolation level {isolation}")).await.unwrap();
         // The snapshot is there before the others begin to write.
-        client.query_one("select count(*) from work.task_runs", &[]).await.unwrap();
+        client.query_one("select count(*) from work.runs", &[]).await.unwrap();
         let fired = fire(&client, schedule, &at).await;
         let committed = match &fired {
             Ok(_) => client.batch_execute("commit").await,

@@ -91,7 +91,7 @@ async fn a_process_says_at_its_boot_and_in_the_doctor_which_units_of_its_queues_
     let (well, said) = doctor("test-workers", "default,critical");
     assert!(
         well && said
-            .contains("warning  catalogue: the queue default carries units that this program does not have: sessions.record (workers)"),
+            .contains("warning  catalogue: the queue default carries units that this program does not have: reports.generate (workers), sessions.record (workers)"),
         "{said}"
     );
     let (_, said) = doctor("test-workers", "critical,bulk");

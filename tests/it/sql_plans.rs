@@ -113,11 +113,11 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "enqueue/dispatch" => "'t.ok', '{}', 1, 5, null, 'a key', null".to_owned(),
         "enqueue/dispatch_many" => "'t.ok', '{\"{}\",\"{}\"}', 1, 5, null".to_owned(),
         "enqueue/publish" => "'test.happened', '{}', 1, 1, null, null, 'a key', null".to_owned(),
-        "outbox/claim" | "platform_outbox/claim" => "'default', null, null, 500".to_owned(),
+        "outbox/claim" | "platform_outbox/claim" => "'default', null, null, null, 500".to_owned(),
         "outbox/mark_sent" | "platform_outbox/mark_sent" => "'{17001,17002,17003}'".to_owned(),
         "outbox/mark_failed" | "platform_outbox/mark_failed" => "'{17001,17002}', '{1,2}', '{1,0}'".to_owned(),
         "outbox/due" | "platform_outbox/due" => {
-            "'{critical,default,bulk}', '{null,2026-01-01 00:00:00+00,null}', '{null,null,10}'".to_owned()
+            "'{critical,default,bulk}', '{null,2026-01-01 00:00:00+00,null}', '{null,7,null}', '{null,null,10}'".to_owned()
         }
         "outbox/purge" | "platform_outbox/purge" | "idempotency/purge" => "'2026-01-01 00:00:00+00', 1000".to_owned(),
         "runs/judge" => format!("'{{{queued}}}', '{{1,1,1,1,1}}', '{{0,0,0,0,0}}', '{{1,1,1,1,1}}', '{{t.ok}}', 0"),
@@ -143,6 +143,7 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "catalogue/matches" => format!("'{catalogue}'"),
         "catalogue/strangers" => "'{default}', '{t.ok}'".to_owned(),
         "catalogue/unfinished" => "'{t.ok,t.sleep}'".to_owned(),
+        "ops/renew" => format!("'{}'", &queued[..36]),
         "ops/redrive" => format!("'{}', 1, 'a test'", &queued[..36]),
         "ops/audit" => "'purge', 'all', 'a test', '{}'".to_owned(),
         "ops/index_state" => "'task_runs_pkey'".to_owned(),
@@ -214,6 +215,7 @@ async fn no_statement_scans_a_large_table_and_each_uses_the_index_it_names() {
             let lower = match ending {
                 "_expires_at_idx" => &["expires_at >"][..],
                 "_sent_idx" => &["sent_at >="],
+                "_pending_idx" => &["queue", "ROW(available_at, id) >="],
                 _ => &["queue", "available_at >="],
             };
             for column in lower.iter().chain([&upper]) {
@@ -301,7 +303,7 @@ async fn two_relays_claim_at_once_and_share_no_row_and_wait_for_none() {
     for (statement, queue) in [(sql::outbox::CLAIM, "default"), (sql::platform_outbox::CLAIM, "bulk")] {
         let claim = async |client: &Client, limit: i64| -> BTreeSet<i64> {
             let none: Option<&str> = None;
-            let rows = client.query(statement.text, &[&queue, &none, &None::<f64>, &limit]).await.unwrap();
+            let rows = client.query(statement.text, &[&queue, &none, &None::<i64>, &None::<f64>, &limit]).await.unwrap();
             rows.iter().map(|row| row.get("id")).collect()
         };
         let (first, other) = (claim(&world.db, 10).await, claim(&second, 10).await);
@@ -324,9 +326,9 @@ async fn a_row_due_at_infinity_neither_goes_out_nor_stops_the_others() {
             );
             world.db.batch_execute(&sql).await.unwrap();
         };
-        let none = (vec![None::<&str>; 2], vec![None::<f64>; 2]);
+        let none = (vec![None::<&str>; 2], vec![None::<i64>; 2], vec![None::<f64>; 2]);
         let bulk = async || -> (bool, Option<f64>) {
-            let rows = world.db.query(due.text, &[&["bulk", "default"].as_slice(), &none.0, &none.1]).await.unwrap();
+            let rows = world.db.query(due.text, &[&["bulk", "default"].as_slice(), &none.0, &none.1, &none.2]).await.unwrap();
             let row = rows.iter().find(|row| row.get::<_, &str>("queue") == "bulk").expect("a row a queue");
             (row.get("due"), row.get("wait_s"))
         };
@@ -336,7 +338,7 @@ async fn a_row_due_at_infinity_neither_goes_out_nor_stops_the_others() {
         assert!(matches!(bulk().await, (false, Some(seconds)) if (90.0..101.0).contains(&seconds)));
         insert("'-infinity'").await;
         assert!(matches!(bulk().await, (true, Some(_))));
-        let rows = world.db.query(claim.text, &[&"bulk", &None::<&str>, &None::<f64>, &10_i64]).await.unwrap();
+        let rows = world.db.query(claim.text, &[&"bulk", &None::<&str>, &None::<i64>, &None::<f64>, &10_i64]).await.unwrap();
         let due: Vec<&str> = rows.iter().map(|row| row.get("available_at")).collect();
         assert_eq!(due, ["-infinity"]);
     }

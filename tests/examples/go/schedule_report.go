@@ -28,7 +28,7 @@ func scheduleReport(ctx context.Context, tx pgx.Tx, tenantID, reportID int64, fo
 		return "", err
 	}
 	payload := map[string]any{"report_id": reportID, "format": format}
-	dispatch := "select work.dispatch('reports.generate', $1, idempotency_key => $2)::text"
+	dispatch := "select work.dispatch('reports.export', $1, idempotency_key => $2)::text"
 	err = tx.QueryRow(ctx, dispatch, payload, fmt.Sprintf("report-%d", reportID)).Scan(&runID)
 	return runID, err
 }

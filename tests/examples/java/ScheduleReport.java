@@ -30,7 +30,7 @@ public final class ScheduleReport {
             report.setString(2, format);
             report.executeUpdate();
         }
-        String dispatch = "select work.dispatch('reports.generate', jsonb_build_object('report_id', ?, 'format', ?), idempotency_key => ?)";
+        String dispatch = "select work.dispatch('reports.export', jsonb_build_object('report_id', ?, 'format', ?), idempotency_key => ?)";
         try (PreparedStatement work = db.prepareStatement(dispatch)) {
             work.setLong(1, reportId);
             work.setString(2, format);

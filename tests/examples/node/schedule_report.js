@@ -29,7 +29,7 @@ async function scheduleReport(db, tenantId, reportId, format) {
   await db.query("select set_config('app.tenant_id', $1, true)", [String(tenantId)]);
   await db.query('insert into reports (id, format) values ($1, $2) on conflict (id) do nothing', [reportId, format]);
   const payload = { report_id: reportId, format };
-  const { rows } = await db.query("select work.dispatch('reports.generate', $1, idempotency_key => $2) as run_id", [
+  const { rows } = await db.query("select work.dispatch('reports.export', $1, idempotency_key => $2) as run_id", [
     payload,
     `report-${reportId}`,
   ]);

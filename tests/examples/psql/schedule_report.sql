@@ -8,7 +8,7 @@
 begin;
 select set_config('app.tenant_id', '1', true) as tenant \gset
 insert into reports (id, format) values (:report_id, 'pdf') on conflict (id) do nothing;
-select work.dispatch('reports.generate', jsonb_build_object('report_id', :report_id, 'format', 'pdf'),
+select work.dispatch('reports.export', jsonb_build_object('report_id', :report_id, 'format', 'pdf'),
                      idempotency_key => 'report-' || :report_id) as run_id \gset
 commit;
 \echo scheduled :run_id
@@ -19,7 +19,7 @@ commit;
 -- The same key and payload: the first run, and no second one.
 begin;
 select set_config('app.tenant_id', '1', true) as tenant \gset
-select work.dispatch('reports.generate', jsonb_build_object('report_id', :report_id, 'format', 'pdf'),
+select work.dispatch('reports.export', jsonb_build_object('report_id', :report_id, 'format', 'pdf'),
                      idempotency_key => 'report-' || :report_id) as run_id \gset
 commit;
 \echo again :run_id
@@ -29,7 +29,7 @@ begin;
 select set_config('app.tenant_id', '1', true) as tenant \gset
 savepoint before_dispatch;
 \set ON_ERROR_STOP off
-select work.dispatch('reports.generate', jsonb_build_object('report_id', :report_id, 'format', 'csv'),
+select work.dispatch('reports.export', jsonb_build_object('report_id', :report_id, 'format', 'csv'),
                      idempotency_key => 'report-' || :report_id) as run_id \gset
 \set refused :SQLSTATE
 \set ON_ERROR_STOP on
@@ -41,7 +41,7 @@ commit;
 begin;
 select set_config('app.tenant_id', '1', true) as tenant \gset
 insert into reports (id, format) values (:report_id + 1, 'pdf');
-select work.dispatch('reports.generate', jsonb_build_object('report_id', :report_id + 1, 'format', 'pdf'),
+select work.dispatch('reports.export', jsonb_build_object('report_id', :report_id + 1, 'format', 'pdf'),
                      idempotency_key => 'report-' || (:report_id + 1)) as run_id \gset
 rollback;
 \echo rolled_back :run_id

@@ -23,7 +23,7 @@ def schedule_report(db, tenant_id, report_id, format):
     db.execute("insert into reports (id, format) values (%s, %s) on conflict (id) do nothing", [report_id, format])
     payload = {"report_id": report_id, "format": format}
     row = db.execute(
-        "select work.dispatch('reports.generate', %s, idempotency_key => %s)",
+        "select work.dispatch('reports.export', %s, idempotency_key => %s)",
         [Jsonb(payload), f"report-{report_id}"],
     ).fetchone()
     return row[0]

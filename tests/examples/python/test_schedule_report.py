@@ -46,8 +46,8 @@ class ScheduleReport(unittest.TestCase):
         with self.use_case():
             schedule_report(self.db, 1, 7, "pdf")
             schedule_report(self.db, 1, 7, "pdf")
-            self.assertEqual(self.scheduled("reports.generate", {"report_id": 7, "format": "pdf"}), 1)
-            self.assertEqual(self.scheduled("reports.generate", {"report_id": 8, "format": "pdf"}), 0)
+            self.assertEqual(self.scheduled("reports.export", {"report_id": 7, "format": "pdf"}), 1)
+            self.assertEqual(self.scheduled("reports.export", {"report_id": 8, "format": "pdf"}), 0)
 
     def test_another_format_is_refused_and_leaves_the_first(self):
         with self.use_case():
@@ -56,14 +56,14 @@ class ScheduleReport(unittest.TestCase):
             with self.assertRaises(AlreadyAskedFor):
                 request_report(self.db, lambda: woken.append(True), 1, 7, "csv")
             self.assertEqual(woken, [True])
-            self.assertEqual(self.scheduled("reports.generate", {"report_id": 7, "format": "pdf"}), 1)
+            self.assertEqual(self.scheduled("reports.export", {"report_id": 7, "format": "pdf"}), 1)
 
     def test_a_task_that_the_catalogue_does_not_hold_is_refused(self):
         with self.use_case(), self.assertRaises(psycopg.Error) as refused:
             with self.db.transaction():
-                self.db.execute("select work.dispatch('reports.generat')")
+                self.db.execute("select work.dispatch('reports.expor')")
         self.assertEqual(refused.exception.sqlstate, "ML001")
-        self.assertIn("reports.generate", refused.exception.diag.message_hint)
+        self.assertIn("reports.export", refused.exception.diag.message_hint)
 
 
 if __name__ == "__main__":

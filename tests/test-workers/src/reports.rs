@@ -9,7 +9,7 @@ struct GenerateReport {
     format: String,
 }
 
-task! { payload: GenerateReport, handler: generate, name: "reports.generate", queue: "default", concurrency: 1 }
+task! { payload: GenerateReport, handler: generate, name: "reports.export", queue: "default", concurrency: 1 }
 
 async fn generate(payload: GenerateReport, run: &TaskRun) -> Result<(), TaskError> {
     let sql = "update public.reports set finished_at = clock_timestamp() where id = $1 and format = $2";

@@ -37,7 +37,7 @@ async fn schedule_report(db: &mut PgConnection, tenant_id: i64, report_id: i64, 
         .bind(format)
         .execute(&mut *db)
         .await?;
-    sqlx::query_scalar("select work.dispatch('reports.generate', $1, idempotency_key => $2)")
+    sqlx::query_scalar("select work.dispatch('reports.export', $1, idempotency_key => $2)")
         .bind(json!({ "report_id": report_id, "format": format }))
         .bind(format!("report-{report_id}"))
         .fetch_one(&mut *db)

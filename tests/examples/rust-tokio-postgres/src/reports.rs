@@ -13,7 +13,7 @@ pub(crate) struct GenerateReport {
 }
 
 impl Task for GenerateReport {
-    const NAME: &'static str = "reports.generate";
+    const NAME: &'static str = "reports.export";
 }
 
 /// Why there is no report.
@@ -122,8 +122,8 @@ mod tests {
         for _ in 0..2 {
             schedule_report(&transaction, 1, 7, "pdf").await.expect("scheduled");
         }
-        assert_eq!(scheduled(&transaction, "reports.generate", json!({"report_id": 7, "format": "pdf"})).await, 1);
-        assert_eq!(scheduled(&transaction, "reports.generate", json!({"report_id": 8, "format": "pdf"})).await, 0);
+        assert_eq!(scheduled(&transaction, "reports.export", json!({"report_id": 7, "format": "pdf"})).await, 1);
+        assert_eq!(scheduled(&transaction, "reports.export", json!({"report_id": 8, "format": "pdf"})).await, 0);
         let refused = schedule_report(&transaction, 1, 7, "csv").await.expect_err("refused");
         assert!(matches!(refused, Refused::AlreadyAskedFor), "{refused}");
         transaction.rollback().await.expect("rolled back");
