@@ -75,6 +75,11 @@ impl Drop for Crate<'_> {
 async fn the_first_handler_is_made_tested_and_run_by_the_commands_of_the_readme() {
     let world = World::new().await;
     let folder = std::env::temp_dir().join(format!("monalisa-new-{}", uuid::Uuid::new_v4().simple())).join("my-workers");
+    // It takes the dependencies as they are built for us.
+    let cargo = folder.parent().unwrap().join(".cargo");
+    std::fs::create_dir_all(&cargo).unwrap();
+    let profile = "[profile.dev.package.\"*\"]\nopt-level = 1\n[profile.dev.package.monalisa]\nopt-level = 0\n";
+    std::fs::write(cargo.join("config.toml"), profile).unwrap();
     let own = Crate { world: &world, folder };
     let readme = read("README.md");
     let first = section(&readme, "## Your first handler");
