@@ -216,6 +216,8 @@ async fn mended(world: &World, runs: i64) -> Vec<Uuid> {
     }
     world.count_is("select count(*) from work.task_runs where status = 'failed'", runs).await;
     world.messages_are("default-dlq", runs).await;
+    // A worker that is killed now has nothing in hand any more.
+    world.messages_are("default", 0).await;
     world.db.batch_execute("create table public.wanted (n int); grant insert on public.wanted to test_worker").await.unwrap();
     failed
 }
