@@ -152,7 +152,7 @@ fn session_settings(idle_in_transaction: Duration) -> String {
 pub(crate) fn against_defaults(local: bool) -> String {
     format!(
         "select set_config('synchronous_commit', 'on', {local}) where current_setting('synchronous_commit') = 'off'; \
-         select set_config(name, '0', {local}) from pg_catalog.pg_settings where name = 'transaction_timeout'"
+         select set_config('transaction_timeout', '0', {local}) where current_setting('transaction_timeout', true) is not null"
     )
 }
 

@@ -89,6 +89,15 @@ async fn many_schedulers_with_wrong_clocks_fire_each_occurrence_once_and_on_time
     }
 }
 
+/// So much time goes by for the schedule of `t.tock`: what was becomes so much older.
+async fn go_by(world: &World, time: &str) {
+    let older = format!(
+        "update work.units set schedule_anchor = schedule_anchor - interval '{time}' where name = 't.tock';
+         update work.task_runs set scheduled_for = scheduled_for - interval '{time}', created_at = created_at - interval '{time}'"
+    );
+    world.db.batch_execute(&older).await.unwrap();
+}
+
 #[tokio::test]
 async fn after_a_suspension_one_late_run_comes_and_the_missed_are_told_and_noted() {
     let world = World::new().await;
@@ -96,15 +105,7 @@ async fn after_a_suspension_one_late_run_comes_and_the_missed_are_told_and_noted
     let scheduler = world.start(ALONE).await;
     world.count_is("select count(*) from work.task_runs where schedule = 't.tock'", 1).await;
     scheduler.signal("STOP");
-    // Ten minutes go by: what was becomes so much older.
-    world
-        .db
-        .batch_execute(
-            "update work.units set schedule_anchor = schedule_anchor - interval '10 minutes' where name = 't.tock';
-             update work.task_runs set scheduled_for = scheduled_for - interval '10 minutes', created_at = created_at - interval '10 minutes'",
-        )
-        .await
-        .unwrap();
+    go_by(&world, "10 minutes").await;
     scheduler.signal("CONT");
     world.count_is("select count(*) from work.task_runs where schedule = 't.tock'", 2).await;
     let told = scheduler.log("missed").await;
@@ -166,14 +167,7 @@ async fn a_scheduler_goes_on_after_an_outage_of_postgresql_and_fires_the_latest(
     proxy.refuse().await;
     proxy.cut().await;
     scheduler.log("failed; trying again after a pause").await;
-    world
-        .db
-        .batch_execute(
-            "update work.units set schedule_anchor = schedule_anchor - interval '2 minutes' where name = 't.tock';
-             update work.task_runs set scheduled_for = scheduled_for - interval '2 minutes', created_at = created_at - interval '2 minutes'",
-        )
-        .await
-        .unwrap();
+    go_by(&world, "2 minutes").await;
     proxy.accept().await;
     world.count_is("select count(*) from work.task_runs where schedule = 't.tock'", 2).await;
     assert_eq!(world.count("select occurrences::bigint from work.schedule_decisions where decision = 'missed'").await, 1);
