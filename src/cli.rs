@@ -62,6 +62,15 @@ impl Workers {
         self
     }
 
+    /// Lets schedules have rates in seconds, as `rate(3 seconds)`, in this process. EventBridge refuses them, and so does every program that
+    /// does not call this: it is for programs that only tests run.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn rates_in_seconds(self) -> Workers {
+        crate::schedule::accept_seconds();
+        self
+    }
+
     /// Runs the command line: `workers` alone runs the workers, `workers --help` tells the rest.
     pub fn main(self) -> ExitCode {
         main(self)

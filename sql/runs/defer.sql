@@ -21,7 +21,7 @@ with r as materialized (
      set status = case when r.delay_s is null then 'failed' when r.lapsed then 'queued' else t.status end,
          deferrals = t.deferrals + (r.delay_s is not null)::int4,
          crashes = t.crashes + r.lapsed::int4, token = null, lease_expires_at = null,
-         available_at = greatest(t.available_at, clock_timestamp() + make_interval(secs => coalesce(r.delay_s, 0))),
+         available_at = clock_timestamp() + make_interval(secs => coalesce(r.delay_s, 0)),
          last_error = case when r.delay_s is null
                            then 'UNIT_NOT_REGISTERED: no worker that met this run knows the unit ' || t.unit else t.last_error end,
          finished_at = case when r.delay_s is null then clock_timestamp() end

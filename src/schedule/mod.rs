@@ -11,6 +11,8 @@ mod due;
 mod fields;
 mod zone;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use chrono::{DateTime, Offset, SubsecRound, TimeDelta, TimeZone, Utc};
 use chrono_tz::Tz;
 
@@ -23,6 +25,15 @@ use cron::Cron;
 const LONGEST: usize = 256;
 /// Both forms, for errors.
 const FORMS: &str = "a schedule is rate(1 hour), rate(15 minutes), rate(7 days), or cron(minute hour day-of-month month day-of-week year)";
+
+/// Whether `rate` takes seconds in this process. EventBridge has none, so only programs of tests ask for them.
+static SECONDS: AtomicBool = AtomicBool::new(false);
+
+/// Lets `rate` take seconds from here on.
+#[cfg(feature = "testing")]
+pub(crate) fn accept_seconds() {
+    SECONDS.store(true, Ordering::Relaxed);
+}
 
 /// When a task is to run.
 #[derive(Debug, Clone)]
@@ -140,6 +151,7 @@ fn rate(text: &str) -> Result<TimeDelta, String> {
         "minute" | "minutes" => ("minute", 60),
         "hour" | "hours" => ("hour", 3_600),
         "day" | "days" => ("day", 86_400),
+        "second" | "seconds" if SECONDS.load(Ordering::Relaxed) => ("second", 1),
         "second" | "seconds" => return Err("the shortest rate is rate(1 minute)".to_owned()),
         _ => return Err(format!("the unit {unit:?} is none of minute, hour and day, with an s when the number is not 1")),
     };

@@ -316,3 +316,23 @@ async fn the_time_zone_of_a_session_moves_no_row_across_the_seven_days() {
     assert_eq!((&outcome["outbox_messages"], &outcome["idempotency_keys"]), (&1.into(), &1.into()), "{outcome}");
     assert_eq!(world.one("select key from work.idempotency_keys", &[]).await.get::<_, &str>(0), "lapses");
 }
+
+#[tokio::test]
+async fn a_purge_comes_however_often_its_process_is_replaced() {
+    let world = World::new().await;
+    let rate = "update work.units set schedule = 'rate(3 seconds)', schedule_anchor = clock_timestamp() where name = 'maintenance.purge'";
+    world.db.batch_execute(rate).await.unwrap();
+    for _ in 0..2 {
+        sent(&world, 100, "8 days").await;
+        // No process lasts as long as it is from one purge to the next.
+        wait_for("the next purge", async || {
+            let mut workers = world.start(&[RELAY, ("MONALISA_LOCAL_SCHEDULER", "true")]).await;
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            workers.kill();
+            (world.count(OLD).await == 0).then_some(())
+        })
+        .await;
+    }
+    let fired = "select count(*) from work.task_runs where schedule = 'maintenance.purge' and scheduled_for <= created_at";
+    assert!(world.count(fired).await >= 2);
+}

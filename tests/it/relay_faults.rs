@@ -252,3 +252,20 @@ async fn the_time_zone_and_the_isolation_level_of_the_role_change_nothing() {
     assert_eq!((world.count(early).await, world.messages_sent()), (0, 41));
     world.db.batch_execute(&format!("alter role test_worker in database {name} reset all")).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_look_at_everything_that_takes_too_long_is_put_off_and_what_became_due_lately_goes_out() {
+    let world = World::new().await;
+    let proxy = world.pg_proxy().await;
+    let [old, new] = [world.dispatch("t.ok", "{}").await, world.dispatch("t.ok", "{}").await];
+    world.db.execute("update work.outbox_messages set available_at = now() - interval '1 day' where run_id = $1", &[&old]).await.unwrap();
+    // The first look of a process is at everything.
+    proxy.hold_answer_to("-- outbox/due");
+    let _relay = behind(&world, &proxy).await;
+    held(&proxy, 1).await;
+    let sent =
+        async |run| world.one("select sent_at is not null from work.outbox_messages where run_id = $1", &[run]).await.get::<_, bool>(0);
+    wait_for("the new one to go out", async || sent(&new).await.then_some(())).await;
+    assert!(!sent(&old).await, "everything is looked at again soon enough");
+    wait_for("the old one to go out", async || sent(&old).await.then_some(())).await;
+}

@@ -105,7 +105,7 @@ async fn a_worker_that_slept_past_its_lease_changes_nothing() {
     first.signal("CONT");
     let lost = async || {
         let lines = first.lines();
-        lines.iter().any(|line| line.contains("the lease was lost")).then_some(())
+        lines.iter().any(|line| line.contains("lease was lost")).then_some(())
     };
     wait_for("the first worker to notice", lost).await;
     assert_eq!(world.trail(run).await, ["started", "lost", "started", "succeeded"]);
@@ -178,7 +178,7 @@ async fn copies_of_a_message_whose_unit_is_unknown_defer_it_once() {
     }
     let old = world.spawn("workers", &[RELAY]);
     old.log("ready").await;
-    world.messages_are_hidden("default", 7).await;
+    wait_for("all of them to be let go", async || (world.messages("default").await == (0, 7)).then_some(())).await;
     wait_for("the deferral", async || (counters(&world, run).await == (0, 0, 1)).then_some(())).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!((counters(&world, run).await, world.trail(run).await), ((0, 0, 1), vec!["deferred".to_owned()]));

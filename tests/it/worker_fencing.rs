@@ -32,7 +32,7 @@ async fn a_worker_frozen_past_its_lease_records_nothing_when_it_goes_on() {
         if draining {
             assert!(first.exit().await.success());
         } else {
-            let settled = "the lease was lost";
+            let settled = "lease was lost";
             let noticed = async || first.lines().iter().any(|line| line.contains(settled) || line.contains("interrupted")).then_some(());
             wait_for("the first worker to notice", noticed).await;
             assert!(first.stop().await.success());

@@ -435,11 +435,6 @@ impl World {
         wait_for(&format!("{queue} to hold {visible}"), async || (self.messages(queue).await == (visible, 0)).then_some(())).await;
     }
 
-    /// Waits until a queue holds so many hidden messages and none visible.
-    pub async fn messages_are_hidden(&self, queue: &str, hidden: i64) {
-        wait_for(&format!("{queue} to hide {hidden}"), async || (self.messages(queue).await == (0, hidden)).then_some(())).await;
-    }
-
     /// Receives what a dead-letter queue holds, body and attributes.
     pub async fn dead_letters(&self, queue: &str) -> Vec<aws_sdk_sqs::types::Message> {
         let answer = self

@@ -14,7 +14,7 @@ use monalisa::{Event, TaskError, TaskRun, subscriber, task};
 use serde::{Deserialize, Serialize};
 
 fn main() -> ExitCode {
-    monalisa::Workers::new().service("test-workers").main()
+    monalisa::Workers::new().service("test-workers").rates_in_seconds().main()
 }
 
 async fn effect(run: &TaskRun, note: &str) -> Result<(), TaskError> {
