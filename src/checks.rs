@@ -9,6 +9,7 @@ use crate::{
     catalogue::Catalogue,
     config::Visibility,
     error::Error,
+    pools::answered,
     queue::Queue,
     sql,
     sqs::{MAX_RECEIVES, QueueState, Queues, Target, Wanted},
@@ -56,8 +57,7 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
             row.try_get("read_only")?,
         ))
     };
-    let (role, of_role, of_server, version, read_only): (_, _, _, i32, bool) =
-        read.await.map_err(Error::postgres(sql::ops::CONNECTIONS.name))?;
+    let (role, of_role, of_server, version, read_only): (_, _, _, i32, bool) = answered(sql::ops::CONNECTIONS.name, read).await?;
     let mut findings = Vec::new();
     if version < 150_000 {
         findings.push(Finding::fatal(format!("PostgreSQL is version {}", version / 10_000), "15 or later is needed"));
@@ -90,8 +90,8 @@ pub(crate) async fn of_database(client: &Client, pool: usize) -> Result<Vec<Find
 pub(crate) async fn of_units(client: &Client, catalogue: &Catalogue, queues: &[Queue]) -> Result<Vec<Finding>, Error> {
     let queues: Vec<&str> = queues.iter().map(|queue| queue.as_str()).collect();
     let units: Vec<&str> = catalogue.units().collect();
-    let rows = client.query(sql::catalogue::STRANGERS.text, &[/* queues */ &queues, /* units */ &units]).await;
-    let rows = rows.map_err(Error::postgres(sql::catalogue::STRANGERS.name))?;
+    let statement = sql::catalogue::STRANGERS;
+    let rows = answered(statement.name, client.query(statement.text, &[/* queues */ &queues, /* units */ &units])).await?;
     let read = |row: &Row| -> Result<Finding, tokio_postgres::Error> {
         let (queue, units): (String, Vec<String>) = (row.try_get("queue")?, row.try_get("units")?);
         Ok(Finding::warning(

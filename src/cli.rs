@@ -20,7 +20,8 @@ use crate::{
     error::Error,
     failure::panic_text,
     migrate::{self, Orphans},
-    new, process,
+    new,
+    process::{self, Configured},
     queue::Queue,
     run::State,
     scheduler::command::{self, ScheduleCommand},
@@ -221,7 +222,11 @@ fn is_printable(what: &Metadata<'_>) -> bool {
 
 /// Logs go to standard error: pretty on a terminal, else JSON; MONALISA_LOG_FORMAT and RUST_LOG change that.
 fn start_logs() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    // An empty one would silence errors too.
+    let asked = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|asked| !asked.trim().is_empty());
+    let filter = asked.as_ref().map(EnvFilter::try_new).transpose();
+    let unread = filter.as_ref().err().map(ToString::to_string);
+    let filter = filter.ok().flatten().unwrap_or_else(|| EnvFilter::new(DEFAULT_FILTER));
     let terminal = std::io::stderr().is_terminal();
     let pretty = match std::env::var("MONALISA_LOG_FORMAT").as_deref() {
         Ok("json") => false,
@@ -235,6 +240,9 @@ fn start_logs() {
     } else {
         logs.json().flatten_event(true).with_span_list(false).finish().with(filter_fn(is_printable)).try_init()
     };
+    if let Some(problem) = unread {
+        tracing::warn!(problem, "RUST_LOG cannot be read and is ignored; it has the form info,monalisa=debug");
+    }
 }
 
 /// Prints a line; who listened to it may be gone, which is no error.
@@ -256,7 +264,7 @@ fn run(state: State) -> Result<(), Error> {
 
 async fn examine() -> Result<(), Error> {
     let units = Units::discover().map_err(Error::Config)?;
-    let (config, plan, mailer) = process::configure(&units)?;
+    let Configured { config, plan, mailer, .. } = process::configure(&units)?;
     let program = Program { config: &config, plan, catalogue: &Catalogue::of(&units), mail: mailer.is_configured() };
     if doctor::examine(&program, say).await {
         return Ok(());
@@ -269,7 +277,7 @@ fn catalogue() -> Result<Catalogue, Error> {
 }
 
 async fn migrate_database(service: &'static str) -> Result<(), Error> {
-    let mut read = Reader::new(std::env::vars());
+    let mut read = Reader::of_environment();
     let database = read.database();
     read.finish()?;
     let migrated = migrate::migrate(&database.unwrap_or_default(), &catalogue()?, service).await?;
@@ -308,7 +316,7 @@ fn check() -> Result<(), Error> {
 }
 
 async fn difference(service: &'static str) -> Result<(), Error> {
-    let mut read = Reader::new(std::env::vars());
+    let mut read = Reader::of_environment();
     let database = read.database();
     read.finish()?;
     let difference = migrate::difference(&database.unwrap_or_default(), &catalogue()?, service).await?;
@@ -332,7 +340,7 @@ async fn difference(service: &'static str) -> Result<(), Error> {
 }
 
 async fn create_queues() -> Result<(), Error> {
-    let mut read = Reader::new(std::env::vars());
+    let mut read = Reader::of_environment();
     let (config, visibility) = (read.sqs(), read.visibility());
     read.finish()?;
     let sqs = Queues::connect(&config).await;
@@ -345,7 +353,7 @@ async fn create_queues() -> Result<(), Error> {
 }
 
 async fn dead_letters(command: DlqCommand) -> Result<(), Error> {
-    let mut read = Reader::new(std::env::vars());
+    let mut read = Reader::of_environment();
     let (config, database, valkey) = (read.sqs(), read.database(), read.valkey());
     read.finish()?;
     let (filter, act, dry_run) = match command {
@@ -366,7 +374,7 @@ async fn dead_letters(command: DlqCommand) -> Result<(), Error> {
 }
 
 async fn schedules(command: ScheduleCommand) -> Result<(), Error> {
-    let mut read = Reader::new(std::env::vars());
+    let mut read = Reader::of_environment();
     let (database, valkey) = (read.database(), read.valkey());
     read.finish()?;
     let mut client = database.unwrap_or_default().connect("schedule").await?;

@@ -144,7 +144,24 @@ pub(crate) async fn publish_json(
 }
 
 pub(crate) fn json(payload: &impl Serialize) -> Result<String, Error> {
-    serde_json::to_string(payload).map_err(|error| Error::Other(format!("the payload cannot be written as JSON: {error}")))
+    let text = serde_json::to_string(payload).map_err(|error| Error::Other(format!("the payload cannot be written as JSON: {error}")))?;
+    if has_nul(&text) {
+        return Err(Error::Other("the payload holds a character NUL (\\u0000), which PostgreSQL cannot store: take it out".to_owned()));
+    }
+    Ok(text)
+}
+
+/// Whether a text in this JSON holds a NUL.
+fn has_nul(json: &str) -> bool {
+    let mut rest = json;
+    while let Some(place) = rest.find('\\') {
+        let escape = &rest[place + 1..];
+        if escape.starts_with("u0000") {
+            return true;
+        }
+        rest = escape.get(1..).unwrap_or_default();
+    }
+    false
 }
 
 /// Wakes the relay after commits. Cheap to share; without Valkey it does nothing.
@@ -170,6 +187,18 @@ impl Client {
     pub async fn wake(&self) {
         if let Some(waker) = &self.waker {
             waker.wake().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_with_a_nul_is_refused_by_name() {
+        for (payload, refused) in [("a\0b", true), ("\\u0000", false), ("\\\0", true), ("plain \u{1} \"\\", false)] {
+            assert_eq!(json(&payload).is_err_and(|error| error.to_string().contains("NUL")), refused, "{payload:?}");
         }
     }
 }

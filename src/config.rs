@@ -173,6 +173,20 @@ impl Reader {
         reader
     }
 
+    /// Reads those of this process.
+    pub(crate) fn of_environment() -> Self {
+        let mut odd = Vec::new();
+        let readable = std::env::vars_os().filter_map(|(name, value)| {
+            // One that is not ours may be of any bytes.
+            let (name, value) = (name.into_string().ok()?, value.into_string());
+            value.map_err(|_| odd.push(name.clone())).ok().map(|value| (name, value))
+        });
+        let mut reader = Reader::new(readable.collect::<Vec<_>>());
+        let ours = odd.into_iter().filter(|name| KNOWN.contains(&name.as_str()));
+        reader.problems.extend(ours.map(|name| format!("{name} is not UTF-8 text")));
+        reader
+    }
+
     /// The problems so far as one error, or nothing.
     pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
         if self.problems.is_empty() { Ok(self.warnings) } else { Err(Error::Config(self.problems.join("\n"))) }
@@ -335,15 +349,11 @@ impl Reader {
 impl Config {
     /// Reads a list of variables; the error holds every problem, a line each.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Result<Config, Error> {
-        Config::checked(variables, |_| Vec::new())
+        Config::checked(Reader::new(variables), |_| Vec::new())
     }
 
     /// The same with further problems, found where what was read is compared with something else.
-    pub(crate) fn checked(
-        variables: impl IntoIterator<Item = (String, String)>,
-        check: impl FnOnce(&Config) -> Vec<String>,
-    ) -> Result<Config, Error> {
-        let mut read = Reader::new(variables);
+    pub(crate) fn checked(mut read: Reader, check: impl FnOnce(&Config) -> Vec<String>) -> Result<Config, Error> {
         let database = read.database();
         let valkey = read.valkey();
         let wait = Duration::from_secs(read.number("MONALISA_SQS_WAIT_SECONDS", 20, 1, 20, "seconds of long poll"));

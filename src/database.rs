@@ -16,6 +16,8 @@ use crate::{
 
 /// How long a connection may take to be made, and how long a silent peer is waited for.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same of each address, where a name or the URL has several: the others have their chance.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where PostgreSQL is and how to get there.
@@ -57,7 +59,7 @@ impl Database {
         };
         let tls = verify.map(|verify| sslmode::client(verify, roots.as_deref())).transpose()?.map(Arc::new);
         config
-            .connect_timeout(CONNECT_TIMEOUT)
+            .connect_timeout(ADDRESS_TIMEOUT)
             .keepalives_idle(Duration::from_secs(10))
             .keepalives_interval(Duration::from_secs(5))
             .keepalives_retries(3)
@@ -87,16 +89,29 @@ impl Database {
 
     /// One connection outside the pools, for commands; its work runs on the current runtime.
     pub async fn connect(&self, purpose: &str) -> Result<Client, Error> {
+        self.open(purpose, PINNED).await
+    }
+
+    /// The same for statements of others: names mean what they mean to the role.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn connect_for_others(&self, purpose: &str) -> Result<Client, Error> {
+        self.open(purpose, "").await
+    }
+
+    async fn open(&self, purpose: &str, path: &str) -> Result<Client, Error> {
         let mut config = self.config.clone();
         config.application_name(format!("monalisa {purpose}"));
         let driver = Driver { tls: self.tls.clone(), runtime: Handle::current() };
         // The driver's own limit ends with the connection of TCP.
-        let opened = tokio::time::timeout(CONNECT_TIMEOUT, driver.open(&config)).await;
-        let (client, _) = opened
-            .map_err(|_| self.unreachable(&format!("no answer in {} s", CONNECT_TIMEOUT.as_secs())))?
-            .map_err(|error| self.unreachable(&postgres_text(&error)))?;
-        client.batch_execute(&session_settings(Duration::from_secs(60))).await.map_err(Error::postgres("session settings"))?;
-        Ok(client)
+        let opened = tokio::time::timeout(CONNECT_TIMEOUT, async {
+            let (client, _) = driver.open(&config).await?;
+            client.batch_execute(&format!("{}; {path}", session_settings(Duration::from_secs(60)))).await?;
+            Ok(client)
+        });
+        opened
+            .await
+            .map_err(|_| self.unreachable(&unanswered()))?
+            .map_err(|error: tokio_postgres::Error| self.unreachable(&postgres_text(&error)))
     }
 
     /// Asks PostgreSQL to end what a session is doing. It may have ended already, or its server may be gone: nothing to cancel then.
@@ -120,7 +135,9 @@ impl Database {
         config.application_name(format!("monalisa {purpose}"));
         let driver = Driver { tls: self.tls.clone(), runtime: runtime.clone() };
         let manager = Manager::from_connect(config, driver, ManagerConfig { recycling_method: RecyclingMethod::Fast });
-        let settings = Arc::new(session_settings(idle_in_transaction));
+        // Handlers write names of their own.
+        let path = if ["effect", "record"].contains(&purpose) { "" } else { PINNED };
+        let settings = Arc::new(format!("{}; {path}", session_settings(idle_in_transaction)));
         Pool::builder(manager)
             .max_size(size)
             .runtime(Runtime::Tokio1)
@@ -129,11 +146,22 @@ impl Database {
             .recycle_timeout(Some(CONNECT_TIMEOUT))
             .post_create(Hook::async_fn(move |client, _| {
                 let settings = settings.clone();
-                Box::pin(async move { client.batch_execute(&settings).await.map_err(HookError::Backend) })
+                Box::pin(async move {
+                    let set = tokio::time::timeout(CONNECT_TIMEOUT, client.batch_execute(&settings)).await;
+                    set.map_err(|_| HookError::message(unanswered()))?.map_err(HookError::Backend)
+                })
             }))
             .build()
             .map_err(|error| Error::Other(format!("pool {purpose}: {error}")))
     }
+}
+
+/// Where somebody may create functions and operators in `public`, none of them is taken for one of PostgreSQL's that fits less exactly.
+/// Every other name in our statements has its schema.
+const PINNED: &str = "set search_path = pg_catalog, pg_temp";
+
+fn unanswered() -> String {
+    format!("no answer in {} s", CONNECT_TIMEOUT.as_secs())
 }
 
 /// What each session of the runtime sets, whatever defaults a DBA gave the role.

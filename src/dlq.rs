@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::{
     envelope::Envelope,
     error::Error,
+    pools::{answered, answered_within},
     queue::Queue,
     sql::{self, Statement},
     sqs::{BATCH_ENTRIES, Queues, RawLetter, Target},
@@ -27,6 +28,8 @@ use crate::{
 const HIDE: Duration = Duration::from_secs(15 * 60);
 /// Letters that are held at most at a time: those that do not match are given back at the end.
 const MOST_HELD: usize = 20_000;
+/// How long a function of an operator waits for a lock.
+const LOCKED: Duration = Duration::from_secs(10);
 /// How often progress is shown.
 const PROGRESS: Duration = Duration::from_secs(2);
 
@@ -84,9 +87,10 @@ impl Letter {
         // SQS moved a message without a mark by itself: its own generation is meant.
         let run = envelope.map(|envelope| (envelope.run_id, if envelope.mark() > 0 { envelope.mark() } else { envelope.generation }));
         let moved = run.is_some() && letter.is_null();
+        let code = raw.code.clone().unwrap_or_else(|| if moved { "MOVED_BY_SQS".to_owned() } else { text(&letter["code"]) });
         Letter {
             unit: text(&body["unit"]),
-            code: if moved { "MOVED_BY_SQS".to_owned() } else { raw.code.clone().unwrap_or_else(|| text(&letter["code"])) },
+            code,
             text: raw.reason.clone().unwrap_or_else(|| text(&letter["text"])),
             failed_at: failed_at.or(raw.sent_at),
             run,
@@ -167,8 +171,8 @@ pub(crate) async fn handle(
     dry_run: bool,
     say: impl Fn(&str),
 ) -> Result<Outcome, Error> {
-    let began = database.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
-    let began = began.map_err(Error::postgres(sql::ops::CLOCK.name))?;
+    let began = async { database.query_one(sql::ops::CLOCK.text, &[]).await?.try_get("now") };
+    let began = answered(sql::ops::CLOCK.name, began).await?;
     let audit = if dry_run { None } else { Audit::begin(database, filter, act).await? };
     let mut walk = Walk { sqs, database, filter, act, dry_run, began, say, outcome: Outcome::default() };
     let mut done = Ok(());
@@ -227,7 +231,7 @@ impl Audit<'_> {
             detail.retain(|_, value| !value.is_null());
         }
         let parameters: &[&(dyn ToSql + Sync)] = &[&action, &self.target, &self.reason, &detail.to_string()];
-        self.database.execute(sql::ops::AUDIT.text, parameters).await.map(drop).map_err(Error::postgres(sql::ops::AUDIT.name))
+        answered(sql::ops::AUDIT.name, self.database.execute(sql::ops::AUDIT.text, parameters)).await.map(drop)
     }
 }
 
@@ -339,8 +343,9 @@ impl<S: Fn(&str)> Walk<'_, S> {
     }
 
     async fn ask(&self, statement: Statement, parameters: &[&(dyn ToSql + Sync)]) -> Result<String, Error> {
-        let answer = self.database.query_one(statement.text, parameters).await;
-        answer.and_then(|row| row.try_get("outcome")).map_err(Error::postgres(statement.name))
+        // It may wait for a lock, and has a limit of its own for that.
+        let answer = async { self.database.query_one(statement.text, parameters).await?.try_get("outcome") };
+        answered_within(LOCKED + LOCKED, statement.name, answer).await
     }
 }
 

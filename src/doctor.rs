@@ -95,8 +95,8 @@ async fn database_is_well(program: &Program<'_>) -> Result<Vec<Finding>, Error> 
         Err(error) => findings.push(unanswered(&error)),
     }
     let asked = Utc::now();
-    let there = client.query_one(sql::ops::CLOCK.text, &[]).await.and_then(|row| row.try_get("now"));
-    let there: chrono::DateTime<Utc> = there.map_err(Error::postgres(sql::ops::CLOCK.name))?;
+    let there = async { client.query_one(sql::ops::CLOCK.text, &[]).await?.try_get("now") };
+    let there: chrono::DateTime<Utc> = pools::answered(sql::ops::CLOCK.name, there).await?;
     let skew = (there - asked).abs();
     if skew.to_std().is_ok_and(|skew| skew > SKEW) {
         findings.push(Finding::warning(
@@ -110,7 +110,8 @@ async fn database_is_well(program: &Program<'_>) -> Result<Vec<Finding>, Error> 
 /// Only what the database's catalogue holds can be dispatched, and only what a program has can be run.
 async fn catalogue_is_loaded(client: &tokio_postgres::Client, program: &Program<'_>) -> Result<Vec<Finding>, Error> {
     let mut findings = checks::of_units(client, program.catalogue, &program.config.queues).await?;
-    if !program.catalogue.compare(client).await? {
+    let compared = tokio::time::timeout(CONNECT_TIMEOUT, program.catalogue.compare(client)).await;
+    if !compared.unwrap_or(Err(Error::Unanswered { statement: sql::catalogue::MATCHES.name, limit: CONNECT_TIMEOUT }))? {
         let what = "the units of this program are not those that the database holds: what it lacks cannot be dispatched";
         findings.push(Finding::warning(what, "run workers migrate with this program, before the API is deployed"));
     }
@@ -149,8 +150,7 @@ async fn valkey_is_well(config: &Config) -> Result<Vec<Finding>, Error> {
 
 /// Rows that wait for a relay, and rows that SQS refuses.
 async fn outbox_is_well(client: &tokio_postgres::Client) -> Result<Vec<Finding>, Error> {
-    let rows = client.query(sql::ops::OUTBOX_HEALTH.text, &[]).await;
-    let rows = rows.map_err(Error::postgres(sql::ops::OUTBOX_HEALTH.name))?;
+    let rows = pools::answered(sql::ops::OUTBOX_HEALTH.name, client.query(sql::ops::OUTBOX_HEALTH.text, &[])).await?;
     let mut findings = Vec::new();
     let read = |row: &tokio_postgres::Row| -> Result<_, tokio_postgres::Error> {
         let (table, queue): (String, String) = (row.try_get("outbox")?, row.try_get("queue")?);
@@ -177,8 +177,7 @@ async fn outbox_is_well(client: &tokio_postgres::Client) -> Result<Vec<Finding>,
 }
 
 async fn queues_are_served(client: &tokio_postgres::Client) -> Result<Vec<Finding>, Error> {
-    let rows = client.query(sql::ops::QUEUE_HEALTH.text, &[]).await;
-    let rows = rows.map_err(Error::postgres(sql::ops::QUEUE_HEALTH.name))?;
+    let rows = pools::answered(sql::ops::QUEUE_HEALTH.name, client.query(sql::ops::QUEUE_HEALTH.text, &[])).await?;
     let read = |row: &tokio_postgres::Row| -> Result<_, tokio_postgres::Error> {
         Ok((row.try_get::<_, String>("queue")?, row.try_get::<_, Option<f64>>("seen_s")?, row.try_get::<_, Option<f64>>("waiting_s")?))
     };

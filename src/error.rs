@@ -10,6 +10,8 @@ use crate::tls;
 const TRANSACTION_ENDED: &str = "ML010";
 const LEASE_LOST: &str = "ML011";
 const READ_ONLY: &str = "ML032";
+/// What a server answers that can do no work just now: its disk is full, or it has no memory left. Class 58 is the same of its files.
+const EXHAUSTED: [&str; 2] = ["53100", "53200"];
 /// Where PostgreSQL finds that what a session has prepared, itself or in PL/pgSQL, fits a table no more that was altered since. It fails
 /// for as long as the session lasts, and has no SQLSTATE of its own.
 const STALE_PLAN: [&str; 3] = ["RevalidateCachedQuery", "plpgsql_param_eval_recfield", "ExecEvalParamExtern"];
@@ -106,8 +108,8 @@ impl Error {
         matches!(self, Error::Unanswered { .. } | Error::Pool(_))
     }
 
-    /// Whether the session itself is gone or of no use any more: lost, shut down, on a server that is now read-only, or with prepared
-    /// statements that fit no more.
+    /// Whether the session itself is gone or of no use any more: lost, shut down, on a server that is now read-only or out of disk or memory,
+    /// or with prepared statements that fit no more.
     pub fn session_is_gone(&self) -> bool {
         match self {
             Error::Postgres { source, .. } => session_is_gone(source),
@@ -128,7 +130,9 @@ pub(crate) fn session_is_gone(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         Some(code) => {
             let code = code.code();
-            code.starts_with("08") || code.starts_with("57P") || ["25006", "25P03", "25P04", READ_ONLY].contains(&code)
+            ["08", "57P", "58"].iter().any(|class| code.starts_with(class))
+                || ["25006", "25P03", "25P04", READ_ONLY].contains(&code)
+                || EXHAUSTED.contains(&code)
         }
         // Without an SQLSTATE the error came from the connection, or from reading a value (a bug of the caller).
         None => error.source().is_some_and(|source| source.is::<std::io::Error>()),
@@ -154,11 +158,15 @@ pub(crate) fn postgres_text(error: &tokio_postgres::Error) -> String {
 
 /// Without what stands between the first quotation mark and the last.
 fn unquoted(message: &str) -> String {
-    match (message.find('"'), message.rfind('"')) {
-        (Some(first), Some(last)) if first < last => format!("{}\"…\"{}", &message[..first], &message[last + 1..]),
+    let mut marks = message.char_indices().filter(|(_, c)| QUOTATION_MARKS.contains(c));
+    match (marks.next(), marks.next_back()) {
+        (Some((first, _)), Some((last, mark))) => format!("{}\"…\"{}", &message[..first], &message[last + mark.len_utf8()..]),
         _ => message.to_owned(),
     }
 }
+
+/// Those of the languages that PostgreSQL speaks (lc_messages).
+const QUOTATION_MARKS: [char; 9] = ['"', '«', '»', '„', '“', '”', '‚', '‘', '’'];
 
 /// An error with its causes, in one line, and what to do where that is known.
 pub(crate) fn explained(error: &(dyn StdError + 'static)) -> String {
@@ -181,4 +189,22 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_told_without_what_it_quotes_in_any_language() {
+        for (message, told) in [
+            ("invalid input syntax for type integer: \"SECRET\"", "invalid input syntax for type integer: \"…\""),
+            ("ungültige Eingabesyntax für Typ integer: »SECRET«", "ungültige Eingabesyntax für Typ integer: \"…\""),
+            ("syntaxe en entrée invalide pour le type integer : « SEC«RET »", "syntaxe en entrée invalide pour le type integer : \"…\""),
+            ("„SECRET“ is out of range", "\"…\" is out of range"),
+            ("division by zero", "division by zero"),
+        ] {
+            assert_eq!(unquoted(message), told);
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, Row, Transaction, error::SqlState};
 
-use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, sql};
+use crate::{catalogue::Catalogue, checks::Finding, database::Database, error::Error, pools::answered, sql};
 
 mod watch;
 
@@ -55,7 +55,17 @@ pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) 
         .await
         .map_err(Error::postgres("migrate"))?;
     lock(&client).await?;
-    let pid = client.query_one("select pg_backend_pid()", &[]).await.and_then(|row| row.try_get(0)).map_err(Error::postgres("migrate"))?;
+    let asked = async {
+        let row = client.query_one("select pg_backend_pid(), current_setting('server_encoding')", &[]).await?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    };
+    let (pid, encoding): (i32, String) = answered("migrate", asked).await?;
+    if encoding != "UTF8" {
+        return Err(Error::Config(format!(
+            "the database has the encoding {encoding}, which does not hold every text: make one with create database … encoding 'UTF8' \
+             template template0"
+        )));
+    }
     let watch = watch::Watch::of(database, pid);
 
     let mut attempt = 1;
@@ -72,7 +82,9 @@ pub async fn migrate(database: &Database, catalogue: &Catalogue, service: &str) 
             }
             Err(error) => return Err(error),
             Ok(migrated) => {
-                make_indexes(&client).await?;
+                if newer(migrated.version).is_none() {
+                    make_indexes(&client).await?;
+                }
                 return Ok(migrated);
             }
         }
@@ -121,6 +133,7 @@ async fn lock(client: &Client) -> Result<(), Error> {
 }
 
 async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Result<Migrated, Error> {
+    become_owner(client).await?;
     client
         .batch_execute(&format!("{}; create schema if not exists work", sql::ROLES.text.trim_end().trim_end_matches(';')))
         .await
@@ -132,17 +145,36 @@ async fn apply(client: &mut Client, catalogue: &Catalogue, service: &str) -> Res
     let applied = report.applied_migrations().iter().map(|migration| migration.to_string()).collect();
 
     let transaction = client.transaction().await.map_err(Error::postgres("migrate"))?;
-    for statement in sql::REAPPLIED {
-        reapply(&transaction, statement).await?;
-    }
-    let catalogue = load(&transaction, catalogue, service).await?;
     let version = transaction.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
     let version = version.and_then(|row| row.try_get("version")).map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?;
-    transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
-    if let Some(newer) = newer(version) {
-        tracing::warn!("{newer}");
+    match newer(version) {
+        // Its functions and views are newer too: other programs call them.
+        Some(newer) => tracing::warn!("{newer}; its functions and views are left alone, and the catalogue is loaded"),
+        None => {
+            for statement in sql::REAPPLIED {
+                reapply(&transaction, statement).await?;
+            }
+        }
     }
+    let catalogue = load(&transaction, catalogue, service).await?;
+    transaction.commit().await.map_err(Error::postgres("migrate commit"))?;
     Ok(Migrated { applied, catalogue, version })
+}
+
+/// Works with the rights of the role that owns the schema: the first that migrated. Logins may change.
+async fn become_owner(client: &Client) -> Result<(), Error> {
+    let asked = async {
+        let row = client.query_opt(sql::ops::SCHEMA_OWNER.text, &[]).await?;
+        row.map(|row| Ok((row.try_get("owner")?, row.try_get("role")?, row.try_get("may")?))).transpose()
+    };
+    let found: Option<(String, String, bool)> = answered(sql::ops::SCHEMA_OWNER.name, asked).await?;
+    match found {
+        Some((owner, role, true)) if owner != role => answered("set role", client.batch_execute(&format!("set role {owner}"))).await,
+        Some((owner, role, false)) => Err(Error::Config(format!(
+            "the schema `work` belongs to {owner}, and {role} may not change it: migrate as {owner}, or grant {owner} to {role}"
+        ))),
+        None | Some((_, _, true)) => Ok(()),
+    }
 }
 
 /// Makes it anew and gives it its comment.
@@ -249,17 +281,17 @@ fn is_busy(error: &Error) -> bool {
 
 /// Checks the schema at boot: an older one is refused, a newer one is a warning.
 pub(crate) async fn check(client: &Client) -> Result<Option<Finding>, Error> {
-    let version = client.query_one(sql::ops::SCHEMA_VERSION.text, &[]).await;
+    let version = answered(sql::ops::SCHEMA_VERSION.name, client.query_one(sql::ops::SCHEMA_VERSION.text, &[])).await;
     let version: Option<i32> = match version {
         Ok(row) => row.try_get("version").map_err(Error::postgres(sql::ops::SCHEMA_VERSION.name))?,
-        Err(error) if error.code().is_some_and(|code| matches!(code.code(), "42P01" | "3F000")) => None,
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+        Err(error) if error.sqlstate().is_some_and(|code| matches!(code.code(), "42P01" | "3F000")) => None,
+        Err(error) if error.sqlstate() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             return Err(Error::Other(
                 "the role in DATABASE_URL may not work here: grant monalisa_worker to it, after workers migrate has made the schema"
                     .to_owned(),
             ));
         }
-        Err(error) => return Err(Error::Postgres { statement: sql::ops::SCHEMA_VERSION.name, source: error }),
+        Err(error) => return Err(error),
     };
     let newer = match (version, newest()) {
         (None, _) => Err(Error::Other("the database has no schema `work` yet: run make migrate (workers migrate)".to_owned())),
@@ -268,9 +300,11 @@ pub(crate) async fn check(client: &Client) -> Result<Option<Finding>, Error> {
         ))),
         (Some(found), _) => Ok(newer(found)),
     }?;
-    let asked = client.query_one(sql::ops::MAY_WORK.text, &[]).await;
-    let (may, role): (bool, String) =
-        asked.and_then(|row| Ok((row.try_get("may")?, row.try_get("role")?))).map_err(Error::postgres(sql::ops::MAY_WORK.name))?;
+    let asked = async {
+        let row = client.query_one(sql::ops::MAY_WORK.text, &[]).await?;
+        Ok((row.try_get("may")?, row.try_get("role")?))
+    };
+    let (may, role): (bool, String) = answered(sql::ops::MAY_WORK.name, asked).await?;
     if may {
         return Ok(newer);
     }

@@ -120,6 +120,7 @@ statements! {
         OUTBOX_HEALTH = "ops/outbox_health",
         QUEUE_HEALTH = "ops/queue_health",
         CLOCK = "ops/clock",
+        SCHEMA_OWNER = "ops/schema_owner",
         REDRIVE = "ops/redrive",
         RENEW = "ops/renew",
         AUDIT = "ops/audit",

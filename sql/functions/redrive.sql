@@ -1,7 +1,7 @@
 -- work.redrive: takes a dead letter back, for an operator who deletes it from its queue after the commit
 -- $1 run, $2 generation the letter was made for, $3 why
 -- returns   reopened; renewed: unfinished, its message is sent again; over: finished otherwise or reopened since; no_run
--- raises    ML018 REASON_MISSING; 55P03 where a relay holds its outbox row for more than 10 s
+-- raises    ML018 REASON_MISSING; ML035 GENERATION_INVALID; 55P03 where a relay holds its outbox row for more than 10 s
 -- caller    sql/ops/redrive.sql
 -- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
 -- locks     the run row, then its outbox row, until the commit
@@ -18,6 +18,10 @@ begin
   select t.* into r from work.task_runs t where t.run_id = redrive.run_id for no key update;
   if not found then
     return 'no_run';
+  end if;
+  if redrive.generation is null or redrive.generation < 1 or redrive.generation - 1000 > r.generation then
+    raise exception 'GENERATION_INVALID: the run has the generation %, and no dead letter was made for %', r.generation, coalesce(redrive.generation::text, 'null')
+      using errcode = 'ML035', hint = 'Pass the generation that stands in the dead letter; to run it again without one call work.retry.';
   end if;
   if r.generation > redrive.generation or r.status in ('succeeded', 'cancelled', 'skipped') then
     return 'over';

@@ -4,6 +4,7 @@
 -- caller    sql/runs/reopen.sql, work.retry
 -- index     task_runs_pkey
 -- locks     the run row, then its outbox row, until the caller's commit; waits for a relay that holds it
+-- note      a mark that is far ahead is made by hand: a ledger that was restored is behind by what operators reopened since
 -- note      holds no row in a variable: a session that did would fail from then on when a column's type is altered
 -- note      a cancelled run has no dead letter: only a retry reopens it; the second run of a schedule is no longer exclusive
 create or replace function work.reopen(p_run_id uuid, p_mark integer, p_event text, p_worker text, p_detail jsonb) returns integer
@@ -19,7 +20,7 @@ begin
            failures = 0, crashes = 0, deferrals = 0, interruptions = 0, repairs = 0,
            exclusive = false, progress = 0, available_at = clock_timestamp(), finished_at = null
      where t.run_id = p_run_id
-       and (t.status = 'failed' and t.generation <= coalesce(p_mark, t.generation)
+       and (t.status = 'failed' and t.generation <= coalesce(p_mark, t.generation) and (p_mark is null or p_mark - 1000 <= t.generation)
             or t.status = 'cancelled' and p_mark is null)
     returning t.run_id, t.tenant_id, t.generation
   )

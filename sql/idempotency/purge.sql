@@ -21,10 +21,10 @@ with looked as materialized (
    where k.ctid = any (array (
            select l.ctid
              from looked l
+            -- One probe a run; written as a join it would read every unfinished run for each key where statistics are behind.
             where not exists (
-              select from work.task_runs r
-               where r.run_id = any (l.run_ids)
-                 and r.status in ('queued', 'running', 'retrying'))))
+              select from unnest(l.run_ids) i (id)
+               where (select r.status in ('queued', 'running', 'retrying') from work.task_runs r where r.run_id = i.id))))
      and k.expires_at < (select clock_timestamp())
      for update skip locked
 ), gone as (

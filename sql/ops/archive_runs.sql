@@ -28,7 +28,8 @@
 \endif
 select set_config('work.archive_days', :'days', false), set_config('work.archive_batch', :'batch', false),
        set_config('work.archive_pause', :'pause', false), set_config('work.archive_minutes', :'minutes', false) \g /dev/null
--- Whatever defaults the role has.
+-- Whatever defaults the role has. Nobody's function or operator in another schema is taken for one of PostgreSQL's.
+set search_path = pg_catalog, pg_temp;
 set statement_timeout = 0;
 set default_transaction_isolation = 'read committed';
 

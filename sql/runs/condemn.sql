@@ -17,7 +17,7 @@ with u as (
          lateral (values
            (1, 'started', u.started_at, null::jsonb),
            (2, 'lost', clock_timestamp(), null),
-           (3, 'failed', clock_timestamp(), jsonb_build_object('code', 'WORKER_LOST'))) e (ord, event, at, detail)
+           (3, 'failed', clock_timestamp(), pg_catalog.jsonb_build_object('code', 'WORKER_LOST'))) e (ord, event, at, detail)
    order by e.ord
 )
 select u.status from u

@@ -36,7 +36,7 @@ with r as materialized (
            (1, r.lapsed, 'started', r.attempt, r.started_at, r.worker, null::jsonb),
            (2, r.lapsed, 'lost', r.attempt, clock_timestamp(), r.worker, null),
            (3, true, case u.status when 'failed' then 'failed' else 'deferred' end, u.failures + u.crashes + 1, clock_timestamp(), $2::text,
-            jsonb_strip_nulls(jsonb_build_object('code', 'UNIT_NOT_REGISTERED', 'delay_s', r.delay_s)))
+            jsonb_strip_nulls(pg_catalog.jsonb_build_object('code', 'UNIT_NOT_REGISTERED', 'delay_s', r.delay_s)))
          ) e (ord, wanted, event, attempt, at, worker, detail)
    where e.wanted
    order by e.ord

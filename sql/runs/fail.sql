@@ -25,7 +25,7 @@ with u as (
     from u,
          lateral (values
            (1, 'started', u.started_at, null::jsonb),
-           (2, u.status, clock_timestamp(), jsonb_strip_nulls(jsonb_build_object(
+           (2, u.status, clock_timestamp(), jsonb_strip_nulls(pg_catalog.jsonb_build_object(
               'code', $3::text, 'text', $4::text, 'permanent', $5::bool,
               'delay_s', case when u.status = 'retrying' then round($6::numeric, 3) end)))) e (ord, event, at, detail)
    order by e.ord

@@ -12,7 +12,7 @@ with u as (
   update work.task_runs r
      set status = 'queued', token = null, lease_expires_at = null,
          interruptions = r.interruptions + $5::int4,
-         available_at = clock_timestamp() + make_interval(secs => $4::float8 * case when $5 then 1 << least(r.interruptions, 6) else 1 end)
+         available_at = clock_timestamp() + make_interval(secs => $4::float8 * (case when $5 then 1 << least(r.interruptions, 6) else 1 end)::float8)
     from unnest($1::uuid[], $2::uuid[]) m (run_id, token)
    where r.run_id = m.run_id and r.token = m.token
      and (not $5 or r.interruptions < 20)
@@ -23,7 +23,7 @@ with u as (
     from u,
          lateral (values
            (1, 'started', u.started_at, null::jsonb),
-           (2, case when $5 then 'interrupted' else 'given_back' end, clock_timestamp(), jsonb_build_object('reason', $3::text))
+           (2, case when $5 then 'interrupted' else 'given_back' end, clock_timestamp(), pg_catalog.jsonb_build_object('reason', $3::text))
          ) e (ord, event, at, detail)
    order by u.run_id, e.ord
 )

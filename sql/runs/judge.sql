@@ -13,7 +13,7 @@ select m.ord,
        case
          when r.run_id is null then 'no_run'
          when r.generation > m.generation and not (r.status = 'failed' and m.mark >= r.generation) then 'stale'
-         when r.status = 'failed' and m.mark >= r.generation then 'redriven'
+         when r.status = 'failed' and m.mark >= r.generation and m.mark - 1000 <= r.generation then 'redriven'
          when r.status in ('succeeded', 'failed', 'cancelled', 'skipped') then 'done'
          when m.receives >= 6 then 'spent'
          when r.lease_expires_at > clock_timestamp() or r.status = 'running' and $6::float8 > 0 then 'held'

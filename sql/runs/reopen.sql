@@ -6,4 +6,4 @@
 -- caller    src/ledger.rs
 -- index     task_runs_pkey, outbox_messages_run_id_key, platform_outbox_messages_run_id_key
 -- locks     the run row, then its outbox row
-select work.reopen($1, $2, 'redriven', $3, jsonb_build_object('reason', 'the dead letter came back to the queue')) as generation
+select work.reopen($1, $2, 'redriven', $3, pg_catalog.jsonb_build_object('reason', 'the dead letter came back to the queue')) as generation

@@ -33,8 +33,8 @@ with r as materialized (
          lateral (values
            (1, r.lapsed, 'started', r.started_at, null::jsonb),
            (2, r.lapsed, 'lost', clock_timestamp(), null),
-           (3, r.used_up, 'failed', clock_timestamp(), jsonb_build_object('code', 'WORKER_LOST')),
-           (4, not r.used_up, 'repaired', clock_timestamp(), jsonb_build_object('reason', 'its queue was served past it'))
+           (3, r.used_up, 'failed', clock_timestamp(), pg_catalog.jsonb_build_object('code', 'WORKER_LOST')),
+           (4, not r.used_up, 'repaired', clock_timestamp(), pg_catalog.jsonb_build_object('reason', 'its queue was served past it'))
          ) e (ord, wanted, event, at, detail)
    where e.wanted
    order by u.run_id, e.ord

@@ -1,7 +1,8 @@
--- views/schedule_history: every decision about every occurrence: fired, skipped and by which run, missed, absent, repeated
+-- views/schedule_history: the newest decisions about the occurrences of each schedule: fired, skipped and by which run, missed, absent, repeated
 -- returns   a row an occurrence; missed ones in a row are one
 -- caller    people: where schedule = '…' order by scheduled_for desc limit 20
--- index     task_runs_origin_key, schedule_decisions_pkey, run_events_run_id_idx
+-- index     units_pkey, task_runs_origin_key, schedule_decisions_pkey, run_events_run_id_idx
+-- plan      of each schedule the 1000 newest runs and the 1000 newest other decisions; older ones stand in the tables
 -- locks     none
 -- note      with the rights of the owner: runs of schedules have no tenant, and payloads are not shown
 create or replace view work.schedule_history with (security_barrier) as
@@ -11,12 +12,21 @@ select r.schedule, r.scheduled_for, case when r.status = 'skipped' then 'skipped
          select (e.detail ->> 'suppressed_by')::uuid from work.run_events e where e.run_id = r.run_id and e.event = 'skipped' order by e.id limit 1)
        end as suppressed_by,
        null::text as local_time, r.created_at as decided_at
-  from work.task_runs r
- where r.schedule is not null
+  from work.units u,
+       lateral (select t.schedule, t.scheduled_for, t.status, t.run_id, t.created_at
+                  from work.task_runs t
+                 where t.schedule = u.name
+                 order by t.scheduled_for desc
+                 limit 1000) r
 union all
 select d.schedule, d.scheduled_for, d.decision, d.until, d.occurrences, null, null, null, d.local_time, d.decided_at
-  from work.schedule_decisions d;
-comment on view   work.schedule_history is 'What became of each occurrence of each schedule.';
+  from work.units u,
+       lateral (select h.*
+                  from work.schedule_decisions h
+                 where h.schedule = u.name
+                 order by h.scheduled_for desc
+                 limit 1000) d;
+comment on view   work.schedule_history is 'What became of the newest occurrences of each schedule.';
 comment on column work.schedule_history.schedule is 'Name of the schedule: that of its task.';
 comment on column work.schedule_history.scheduled_for is 'The occurrence; of several in a row the first.';
 comment on column work.schedule_history.decision is 'fired; skipped: an earlier run was unfinished; missed: a later one was due; absent, repeated: the clock of its zone was put forward over it, or back.';

@@ -3,7 +3,7 @@
 use crate::{
     catalogue::Catalogue,
     checks::{self, Finding},
-    config::Config,
+    config::{Config, Reader},
     error::Error,
     migrate,
     pools::PoolPlan,
@@ -13,23 +13,31 @@ use crate::{
     worker::slots::Slots,
 };
 
+/// The environment, and what follows from it and the units.
+pub(crate) struct Configured {
+    pub(crate) config: Config,
+    pub(crate) slots: Slots,
+    pub(crate) plan: PoolPlan,
+    pub(crate) mailer: Mailer,
+}
+
 /// Reads the environment and compares it with the units: all problems at once. Within a runtime, which the mailer needs.
-pub(crate) fn configure(units: &Units) -> Result<(Config, PoolPlan, Mailer), Error> {
+pub(crate) fn configure(units: &Units) -> Result<Configured, Error> {
     let mut checked = None;
-    let config = Config::checked(std::env::vars(), |config| {
+    let config = Config::checked(Reader::of_environment(), |config| {
         let mut problems = Vec::new();
         let unknown: Vec<&String> = config.concurrency.keys().filter(|name| units.get(name).is_none()).collect();
         if !unknown.is_empty() {
             problems.push(format!("MONALISA_CONCURRENCY names units that this program does not have: {unknown:?}"));
         }
-        let slots = Slots::new(units, &config.concurrency, &config.queues).total();
-        let plan = PoolPlan::new(config.pool_size, slots).map_err(|problem| problems.push(problem)).ok();
+        let slots = Slots::new(units, &config.concurrency, &config.queues);
+        let plan = PoolPlan::new(config.pool_size, slots.total()).map_err(|problem| problems.push(problem)).ok();
         let mailer = Mailer::new(&config.smtp).map_err(|problem| problems.push(problem)).ok();
-        checked = plan.zip(mailer);
+        checked = plan.zip(mailer).map(|(plan, mailer)| (slots, plan, mailer));
         problems
     })?;
-    let (plan, mailer) = checked.ok_or_else(|| Error::Other("settings that were refused were used".to_owned()))?;
-    Ok((config, plan, mailer))
+    let (slots, plan, mailer) = checked.ok_or_else(|| Error::Other("settings that were refused were used".to_owned()))?;
+    Ok(Configured { config, slots, plan, mailer })
 }
 
 /// Checks database and queues; what the process cannot work with is one error, the rest are warnings.

@@ -9,11 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    runtime::Runtime,
-    signal::unix::SignalKind,
-    sync::{Semaphore, watch},
-};
+use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -38,11 +34,10 @@ use crate::{
         repair::Repairer,
         seen::Seen,
         settle::Settlers,
-        slots::Slots,
     },
 };
 
-pub(crate) use boot::configure;
+pub(crate) use boot::{Configured, configure};
 use boot::{check_surroundings, worker_id};
 use parts::Parts;
 
@@ -57,29 +52,45 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The same of the listener for wakes: a wake that comes meanwhile is answered within two seconds.
 const LONGEST_DEAFNESS: Duration = Duration::from_millis(1_500);
 
+/// Threads for handlers at most.
+const MOST_THREADS: usize = 256;
+
 /// Runs the workers until SIGTERM or SIGINT.
 pub(crate) fn work(state: State, units: Units) -> Result<(), Error> {
-    let machinery = runtime("monalisa")?;
-    let handlers = runtime("handler")?;
-    let done = machinery.block_on(run(state, units, &handlers));
+    let machinery = runtime("monalisa", threads())?;
+    let configured = machinery.block_on(async { configure(&units) })?;
+    // A handler that blocks its thread, as it should not, holds up no other.
+    let handlers = runtime("handler", configured.slots.total().clamp(threads(), MOST_THREADS))?;
+    let done = machinery.block_on(run(state, units, configured, &handlers));
     // A handler that blocks its thread must not hold up the exit.
     handlers.shutdown_background();
     machinery.shutdown_background();
     done
 }
 
-pub(crate) fn runtime(name: &'static str) -> Result<Runtime, Error> {
+/// As many threads as it takes to use the processors.
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
+}
+
+pub(crate) fn runtime(name: &'static str, threads: usize) -> Result<Runtime, Error> {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8))
+        .worker_threads(threads)
         .thread_name(name)
         .enable_all()
         .build()
         .map_err(|error| Error::Other(format!("no threads: {error}")))
 }
 
-async fn run(state: State, units: Units, handlers: &Runtime) -> Result<(), Error> {
+async fn run(state: State, units: Units, configured: Configured, handlers: &Runtime) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let process = Process::start(state, &units, handlers).await?;
+    let process = tokio::select! {
+        started = Process::start(state, &units, configured, handlers) => started?,
+        () = signals.next() => {
+            tracing::info!("stopped before it was ready");
+            return Ok(());
+        }
+    };
     tokio::select! {
         () = signals.next() => {}
         () = process.parts.died.cancelled() => return Err(Error::Other("a part of the process died; its last log line says which".to_owned())),
@@ -91,15 +102,16 @@ async fn run(state: State, units: Units, handlers: &Runtime) -> Result<(), Error
         "stopping: nothing new is received or started; a long poll under way is waited for, a second signal exits at once"
     );
     process.health.set(Phase::Draining);
-    tokio::select! {
+    let early = tokio::select! {
         () = process.drain() => {
             tracing::info!("stopped");
-            Ok(())
+            return Ok(());
         }
-        () = signals.next() => Err("a second signal: exiting at once"),
-        () = tokio::time::sleep(budget) => Err("the stop budget is used up: exiting"),
-    }
-    .map_err(|reason| Error::Other(format!("{reason}; leases lapse and their runs are taken over")))
+        () = signals.next() => "a second signal",
+        () = tokio::time::sleep(budget) => "the stop budget is used up",
+    };
+    tracing::error!("{early}: exiting at once; leases lapse and their runs are taken over");
+    Ok(())
 }
 
 /// What runs, and how to stop it.
@@ -116,9 +128,8 @@ struct Process {
 
 impl Process {
     /// Checks what it was told against what is there, then starts every part.
-    async fn start(mut state: State, units: &Units, handlers: &Runtime) -> Result<Process, Error> {
-        let (config, plan, mailer) = configure(units)?;
-        let slots = Slots::new(units, &config.concurrency, &config.queues);
+    async fn start(mut state: State, units: &Units, configured: Configured, handlers: &Runtime) -> Result<Process, Error> {
+        let Configured { config, slots, plan, mailer } = configured;
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
@@ -128,12 +139,12 @@ impl Process {
         state.insert(TypeId::of::<Mailer>(), Arc::new(mailer));
         let listener = health::bind(config.health_port).await?;
         let health_port = listener.local_addr().map_or(config.health_port, |address| address.port());
-        let sqs = Queues::connect(&config.sqs).await;
-        check_surroundings(&config, plan, &sqs, units).await?;
-
         let parts = Parts::new(&config, plan.relay);
         let health = Health::new(parts.bounds(&config));
         tokio::spawn(parts.loud("health", health::serve(health.clone(), listener)));
+        let sqs = Queues::connect(&config.sqs).await;
+        check_surroundings(&config, plan, &sqs, units).await?;
+
         let longest = slots.longest_timeout();
         let machinery = tokio::runtime::Handle::current();
         let pools = Pools::new(&config.database, plan, config.relay_settings.send_timeout, longest, &machinery)?;
@@ -152,7 +163,7 @@ impl Process {
             trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
             outage: Outage::default(),
             database: parts.pulse("database"),
-            wakes: Wakes { local: watch::Sender::new(()), valkey: config.valkey.as_ref().map(Waker::new).transpose()? },
+            wakes: Wakes::new(config.valkey.as_ref().map(Waker::new).transpose()?),
             handlers: handlers.handle().clone(),
             unsettled: Semaphore::new(MOST_UNSETTLED),
             tasks: TaskTracker::new(),
@@ -258,7 +269,8 @@ impl Process {
                 ended().await;
             }
         }
-        worker.settlers.flush().await;
+        // Other processes carry what was given back here.
+        tokio::join!(worker.settlers.flush(), worker.wakes.last());
         self.stop_beats.cancel();
         if self.config.relay {
             self.carry_the_rest().await;

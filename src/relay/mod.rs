@@ -57,23 +57,11 @@ pub(crate) struct Relay {
     targets: HashMap<Target, Health>,
     looks: HashMap<(Queue, Table), Look>,
     refusals: Repeated,
-    /// The last failed send, until one is answered.
-    trouble: Option<String>,
 }
 
 impl Relay {
     pub(crate) fn new(pools: Pools, sqs: Queues, settings: RelayConfig, fair: bool, queues: Vec<Queue>) -> Relay {
-        Relay {
-            pools,
-            sqs,
-            settings,
-            fair,
-            queues,
-            targets: HashMap::new(),
-            looks: HashMap::new(),
-            refusals: Repeated::new(REFUSALS_TOLD),
-            trouble: None,
-        }
+        Relay { pools, sqs, settings, fair, queues, targets: HashMap::new(), looks: HashMap::new(), refusals: Repeated::new(REFUSALS_TOLD) }
     }
 
     /// The loops a relay is made of: one a queue where the pool has a connection for each, else one for all.
@@ -142,7 +130,7 @@ impl Relay {
 
     /// Why nothing could be sent, while there is anything to send to a target that fails.
     fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref().filter(|_| self.targets.values().any(Health::is_failing))
+        self.targets.values().find_map(Health::trouble)
     }
 
     fn look(&mut self, queue: Queue, table: Table) -> &mut Look {
@@ -238,14 +226,12 @@ impl Relay {
         let error = answers.iter().find_map(|(_, answer)| answer.as_ref().and_then(|answer| answer.as_ref().err()));
         let pause = match error {
             Some(error) => {
-                let pause = self.targets.entry(target).or_default().failed();
+                let pause = self.targets.entry(target).or_default().failed(format!("{target}: {error}"));
                 tracing::error!(%target, %error, pause_ms = pause.as_millis() as u64, "sending failed; the rows stay pending");
-                self.trouble = Some(format!("{target}: {error}"));
                 pause
             }
             None => {
                 self.health(target).answered();
-                self.trouble = None;
                 Duration::ZERO
             }
         };

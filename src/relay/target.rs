@@ -23,6 +23,8 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 pub(super) struct Health {
     failures: u32,
     until: Option<Instant>,
+    /// Why the last send failed.
+    error: Option<String>,
     late: Option<Late>,
 }
 
@@ -39,9 +41,9 @@ impl Health {
         self.failures > 0
     }
 
-    /// Whether it is left alone, or was until just now: its rows become due a little later than it may be asked again.
-    pub(super) fn is_failing(&self) -> bool {
-        self.until.is_some_and(|until| until + PROBE_DUE > Instant::now())
+    /// Why it is left alone, or was until just now: its rows become due a little later than it may be asked again.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.error.as_deref().filter(|_| self.until.is_some_and(|until| until + PROBE_DUE > Instant::now()))
     }
 
     /// How long it is left alone.
@@ -51,10 +53,11 @@ impl Health {
     }
 
     /// A send failed as a whole: half a second at first, doubled at each failure.
-    pub(super) fn failed(&mut self) -> Duration {
+    pub(super) fn failed(&mut self, error: String) -> Duration {
         let pause = growing(self.failures).min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
         self.until = Some(Instant::now() + pause);
+        self.error = Some(error);
         pause
     }
 
@@ -93,7 +96,7 @@ mod tests {
     #[test]
     fn pauses_grow_to_their_limit() {
         let mut health = Health::default();
-        let pauses: Vec<u128> = (0..7).map(|_| health.failed().as_millis()).collect();
+        let pauses: Vec<u128> = (0..7).map(|_| health.failed(String::new()).as_millis()).collect();
         assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
     }
 }

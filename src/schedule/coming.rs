@@ -33,9 +33,9 @@ pub struct Occurrence {
 
 /// Which of the two times at which a clock that is put back shows a local time.
 ///
-/// All local times of a schedule fire in the first pass. In the second pass either all fire or none: they do where the schedule goes on, from the
-/// last of them to the next local time behind them, after a pause of at most twice what the clock is put back by (two hours, almost
-/// everywhere). So what runs each hour or more often goes on without a pause, and what runs at fixed times of the day runs once.
+/// All local times of a schedule fire in the first pass. In the second pass either all fire or none: they do where the schedule goes on through
+/// them, from the local time before the first to the next one behind the last, with pauses of at most twice what the clock is put back by (two
+/// hours, almost everywhere). So what runs each hour or more often goes on without a pause, and what runs at fixed times of the day runs once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// It is shown once.
@@ -122,8 +122,10 @@ impl<'a> Times<'a> {
     }
 
     /// Whether the second pass of a stretch fires too; see [`Pass`].
-    fn goes_on(&self, stretch: Stretch, last: NaiveDateTime) -> bool {
-        self.cron.from(stretch.to).is_some_and(|next| next - last <= (stretch.to - stretch.from) * 2)
+    fn goes_on(&self, stretch: Stretch, Unfired { first, last, .. }: Unfired) -> bool {
+        let pause = (stretch.to - stretch.from) * 2;
+        self.cron.from(stretch.to).is_some_and(|next| next - last <= pause)
+            && self.cron.from(first - pause).is_some_and(|before| before < stretch.from)
     }
 
     /// Behind the first pass: into the second, or past it.
@@ -132,7 +134,7 @@ impl<'a> Times<'a> {
             Shown::Once(at) | Shown::Twice { second: at, .. } | Shown::Never { at, .. } => at,
         };
         let repeated = self.unfired(stretch, second);
-        if repeated.is_some_and(|repeated| self.goes_on(stretch, repeated.last)) {
+        if repeated.is_some_and(|repeated| self.goes_on(stretch, repeated)) {
             (self.place, self.from) = (Place::Second(stretch), stretch.from);
             return None;
         }

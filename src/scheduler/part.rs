@@ -71,7 +71,7 @@ impl Part for Scheduler {
         let round = self.round(&mut session).await;
         let round = session.end(round)?;
         if round.fired {
-            self.worker.wakes.wake().await;
+            self.worker.wakes.wake();
         }
         Ok(Next::Idle(round.rest))
     }

@@ -141,7 +141,7 @@ async fn exists(client: &Client, name: &str) -> Result<bool, Error> {
 }
 
 async fn connect(url: &str) -> Result<Client, Error> {
-    Database::parse(url).map_err(Error::Config)?.connect("test").await
+    Database::parse(url).map_err(Error::Config)?.connect_for_others("test").await
 }
 
 async fn execute(client: &Client, sql: &str) -> Result<(), Error> {

@@ -152,7 +152,7 @@ impl TestDatabase {
         let longest = units.iter().map(Unit::timeout).max().unwrap_or_default();
         let plan = PoolPlan { relay: 1, control: 2, slots: SLOTS };
         let pools = Pools::new(&database, plan, Duration::from_secs(5), longest, worker::machinery()?.handle())?;
-        let client = worker::aside(async move { database.connect("test").await }).await?;
+        let client = worker::aside(async move { database.connect_for_others("test").await }).await?;
         let (state, clock) = (Mutex::default(), Clock::default());
         Ok(TestDatabase(Arc::new(Shared { client, pools, units, state, clock, url, _own: own })))
     }

@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    runtime::Runtime,
-    sync::{Semaphore, watch},
-};
+use tokio::{runtime::Runtime, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -52,7 +49,7 @@ fn handlers() -> Result<&'static Runtime, Error> {
 
 fn runtime(cell: &'static OnceLock<Option<Runtime>>, name: &'static str) -> Result<&'static Runtime, Error> {
     // Made once, whoever is first: one too many could not be dropped in a test's own runtime.
-    let made = cell.get_or_init(|| process::runtime(name).ok());
+    let made = cell.get_or_init(|| process::runtime(name, process::threads()).ok());
     made.as_ref().ok_or_else(|| Error::Other("no threads for the tests of handlers".to_owned()))
 }
 
@@ -86,7 +83,7 @@ pub(super) async fn make(units: &Units, state: State, pools: Pools) -> Result<Ar
         trouble: Mutex::new(Repeated::new(Duration::from_secs(1))),
         outage: Outage::default(),
         database: Pulse::default(),
-        wakes: Wakes { local: watch::Sender::new(()), valkey: None },
+        wakes: Wakes::new(None),
         handlers: handlers()?.handle().clone(),
         unsettled: Semaphore::new(1),
         tasks: TaskTracker::new(),

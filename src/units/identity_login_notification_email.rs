@@ -82,14 +82,21 @@ async fn send(event: SessionStarted, run: &TaskRun) -> Result<(), TaskError> {
         ));
     };
     let mail = mail(&event, run.run_id(), from)?;
-    transport.send(mail).await.map(drop).map_err(|error| {
-        let text = format!("the mail server did not take the mail: {}", chain(&error));
-        if error.is_permanent() {
-            TaskError::permanent("MAIL_REFUSED", text)
-        } else {
-            TaskError::transient(text).with_code("MAIL_NOT_SENT")
+    transport.send(mail).await.map(drop).map_err(|error| match error.status() {
+        // The words of a reply quote the address.
+        Some(code) if error.is_permanent() && !OF_THE_ACCOUNT.contains(&u16::from(code)) => {
+            TaskError::permanent("MAIL_REFUSED", format!("the mail server refused the mail: {code}"))
         }
+        Some(code) => not_sent(&code.to_string()),
+        None => not_sent(&chain(&error)),
     })
+}
+
+/// Replies about our own account: a password that was changed is no mistake of the mail.
+const OF_THE_ACCOUNT: [u16; 4] = [530, 534, 535, 538];
+
+fn not_sent(reason: &str) -> TaskError {
+    TaskError::transient(format!("the mail server did not take the mail: {reason}")).with_code("MAIL_NOT_SENT")
 }
 
 fn mail(event: &SessionStarted, run_id: Uuid, from: &Mailbox) -> Result<Message, TaskError> {

@@ -264,13 +264,13 @@ impl Attempt {
         match recorded {
             Some(Recorded::Failed) => {
                 tracing::error!(code, error = text, "failed; its dead letter is on the way");
-                self.worker.wakes.wake().await;
+                self.worker.wakes.wake();
                 Fate::Settle(Settle::Delete)
             }
             Some(Recorded::Retrying) => {
                 tracing::warn!(code, error = text, retry_in_ms = backoff.as_millis() as u64, "failed; it will be tried again");
                 if failure.through_outbox {
-                    self.worker.wakes.wake().await;
+                    self.worker.wakes.wake();
                     Fate::Settle(Settle::Delete)
                 } else {
                     Fate::Settle(Settle::Hide(backoff))
@@ -298,7 +298,7 @@ impl Attempt {
                 if let Some(count) = self.worker.trouble() {
                     tracing::warn!(reason, count, "interrupted; given back");
                 }
-                self.worker.wakes.wake().await;
+                self.worker.wakes.wake();
                 Fate::Settle(Settle::Delete)
             }
             // Not given back: it was committed after all, or taken over, or interrupted too often. Only in the last case is
@@ -331,7 +331,7 @@ impl Attempt {
             Some((given, _)) if given.is_empty() => Fate::Leave,
             Some((_, what)) => {
                 tracing::info!("given back: the process stops");
-                self.worker.wakes.wake().await;
+                self.worker.wakes.wake();
                 Fate::Settle(what)
             }
             None => Fate::Leave,

@@ -101,7 +101,7 @@ impl Worker {
                     if session.end(reopened)? {
                         tracing::info!(run_id = %delivery.run_id, "a dead letter came back: the run is reopened");
                     }
-                    self.wakes.wake().await;
+                    self.wakes.wake();
                     Ok(Settle::Delete)
                 }
                 Verdict::Spent => self.renew(delivery.run_id).await,
@@ -117,7 +117,7 @@ impl Worker {
                         return Ok(Settle::Hide(jittered(Duration::from_secs(1))));
                     }
                     tracing::error!(run_id = %delivery.run_id, code = "WORKER_LOST", "the run failed: its worker died too often");
-                    self.wakes.wake().await;
+                    self.wakes.wake();
                     Ok(Settle::Delete)
                 }
                 Verdict::Unknown(unit) => {
@@ -131,7 +131,7 @@ impl Worker {
                         }
                         Deferred::Failed => {
                             tracing::error!(run_id = %delivery.run_id, unit, code = "UNIT_NOT_REGISTERED", "the run failed: no worker knows its unit");
-                            self.wakes.wake().await;
+                            self.wakes.wake();
                             Ok(Settle::Delete)
                         }
                         Deferred::Changed => Ok(Settle::Hide(jittered(Duration::from_secs(1)))),
@@ -156,7 +156,7 @@ impl Worker {
         let mut session = self.pools.control().await?;
         let renewed = ledger::renew(&mut session, &[run_id]).await;
         session.end(renewed)?;
-        self.wakes.wake().await;
+        self.wakes.wake();
         Ok(Settle::Delete)
     }
 

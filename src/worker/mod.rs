@@ -83,12 +83,32 @@ pub(crate) struct Worker {
 /// Tells relays that a row is pending: the one in this process, and through Valkey any other.
 pub(crate) struct Wakes {
     pub(crate) local: watch::Sender<()>,
-    pub(crate) valkey: Option<Waker>,
+    others: watch::Sender<()>,
+    valkey: Option<Arc<Waker>>,
 }
 
 impl Wakes {
-    pub(crate) async fn wake(&self) {
+    /// Pushes to Valkey in the background, so that one that hangs holds up no work; within a runtime.
+    pub(crate) fn new(valkey: Option<Waker>) -> Wakes {
+        let wakes = Wakes { local: watch::Sender::new(()), others: watch::Sender::new(()), valkey: valkey.map(Arc::new) };
+        if let Some(valkey) = wakes.valkey.clone() {
+            let mut asked = wakes.others.subscribe();
+            tokio::spawn(async move {
+                while asked.changed().await.is_ok() {
+                    valkey.wake().await;
+                }
+            });
+        }
+        wakes
+    }
+
+    pub(crate) fn wake(&self) {
         self.local.send_replace(());
+        self.others.send_replace(());
+    }
+
+    /// The last one of a process, which the background may not come to any more.
+    pub(crate) async fn last(&self) {
         if let Some(valkey) = &self.valkey {
             valkey.wake().await;
         }

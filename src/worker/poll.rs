@@ -60,9 +60,10 @@ impl Worker {
     /// One receive of a queue, and what follows from it.
     pub(crate) async fn poll(self: &Arc<Self>, queue: Queue) -> Result<Next, Error> {
         let free = self.slots.free(queue);
-        if free == 0 {
-            // Whoever frees a slot wakes this poller.
-            return Ok(Next::Idle(Duration::from_secs(1)));
+        // Whoever frees a slot wakes this poller. Health asks for PostgreSQL all the same.
+        let full = Ok(Next::Idle(Duration::from_secs(1)));
+        if free == 0 && self.database.read().0.is_some_and(|age| age < self.wait) {
+            return full;
         }
         // While PostgreSQL cannot be reached nothing is received; after a stop neither.
         let asked_at = tokio::select! {
@@ -70,6 +71,9 @@ impl Worker {
             () = self.stop.cancelled() => return Ok(Next::Busy),
             reached = self.reach_database(queue) => reached?,
         };
+        if free == 0 {
+            return full;
+        }
         let asked = Instant::now();
         let messages = self.sqs.receive(queue, free.min(BATCH_ENTRIES), self.wait, self.visibility.of(queue)).await?;
         if messages.is_empty() {

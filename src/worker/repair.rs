@@ -169,7 +169,7 @@ impl Passes {
             if let Some(first) = looked.lost.first() {
                 let (count, failed) = (looked.lost.len(), looked.failed);
                 tracing::warn!(%queue, count, failed, first_run_id = %first, "repaired: the queue was served past runs that nothing brings; they are sent anew");
-                worker.wakes.wake().await;
+                worker.wakes.wake();
             }
         }
         if cut || self.pass.goes_on() {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -16,6 +19,9 @@ use crate::{
 /// Bounds of the time for which a run is sent back whose unit is full here.
 pub(super) const SHORTEST_TURN: Duration = Duration::from_secs(1);
 const LONGEST_TURN: Duration = Duration::from_secs(15 * 60);
+/// For so long a suspect may keep its process from starting anything; doubled each time that others did not end meanwhile.
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(30);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(240);
 
 /// The slots of all units.
 pub(crate) struct Slots {
@@ -30,6 +36,8 @@ pub(crate) struct Slots {
     gate: Arc<RwLock<()>>,
     /// How many suspects hold the gate or wait for it.
     suspects: watch::Sender<usize>,
+    /// Suspects that waited in vain, one after the other.
+    in_vain: AtomicU32,
 }
 
 /// The slots of one unit.
@@ -131,6 +139,7 @@ impl Slots {
             freed: watch::Sender::new(()),
             gate: Arc::default(),
             suspects: watch::Sender::default(),
+            in_vain: AtomicU32::new(0),
         }
     }
 
@@ -193,11 +202,22 @@ impl Slots {
         let gate = match suspect {
             true => {
                 let suspect = Suspect::new(&self.suspects);
-                Gate::Alone(self.gate.clone().write_owned().await, suspect)
+                let alone = Gate::Alone(self.gate.clone().write_owned().await, suspect);
+                self.in_vain.store(0, Ordering::Relaxed);
+                alone
             }
             false => Gate::Shared(self.gate.clone().read_owned().await),
         };
         Some(self.permit_of(slot, gate))
+    }
+
+    /// Resolves, with the time that it took, when a suspect has kept the process waiting for long enough: a handler here takes too long, or
+    /// never ends. For four times as long the others go on.
+    pub(crate) async fn out_of_patience(&self) -> Duration {
+        let patience = SHORTEST_PATIENCE.saturating_mul(1 << self.in_vain.load(Ordering::Relaxed).min(20)).min(LONGEST_PATIENCE);
+        tokio::time::sleep(patience).await;
+        self.in_vain.fetch_add(1, Ordering::Relaxed);
+        patience
     }
 
     /// Resolves when a suspect wants to be alone here.

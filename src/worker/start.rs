@@ -36,7 +36,7 @@ fn locked(receives: i32) -> Duration {
 
 impl Worker {
     /// Waits in the background for a slot (and, for a suspect, until nothing else runs here), under heartbeat. What waits when a suspect
-    /// comes is left to other processes, since the longest handler here may take hours.
+    /// comes is left to other processes, since the longest handler here may take hours; nor does the process wait for that.
     pub(super) fn start_later(self: &Arc<Self>, offer: Offer, unit: String, suspect: bool, place: Place) {
         let worker = self.clone();
         self.tasks.spawn(async move {
@@ -46,6 +46,12 @@ impl Worker {
                 () = worker.slots.closed(), if !suspect => {
                     drop(place);
                     return worker.postpone(vec![(offer, jittered(SHORTEST_TURN))]).await;
+                }
+                waited = worker.slots.out_of_patience(), if suspect => {
+                    drop(place);
+                    let (run_id, waited_s) = (offer.delivery.run_id, waited.as_secs());
+                    tracing::warn!(%run_id, waited_s, "a run that crashed twice waits to be alone here, and others did not end: it waits its turn again");
+                    return worker.postpone(vec![(offer, waited * 4)]).await;
                 }
             };
             drop(place);
@@ -128,7 +134,7 @@ impl Worker {
             .await
             .unwrap_or_default();
         if !given.is_empty() {
-            self.wakes.wake().await;
+            self.wakes.wake();
         }
         runs.retain(|(run_id, _)| !given.contains(run_id));
         runs

@@ -134,6 +134,14 @@ async fn a_payload_that_is_no_object_or_too_large_is_refused() {
     world.db.batch_execute("select work.dispatch('t.ok', jsonb_build_object('secret', repeat('x', 1048576 - 14)), 1)").await.unwrap();
     world.db.batch_execute("truncate work.task_runs, work.outbox_messages; set work.payload_max_bytes = 10").await.unwrap();
     refused(&world, "ML007", "PAYLOAD_TOO_LARGE", &["select work.dispatch('t.ok', '{\"note\": \"\"}', 1)"]).await;
+    // It is a number of bytes, and whoever raises it for a session comes to an end of it.
+    for setting in ["2MB", "-1", "1e9"] {
+        world.db.batch_execute(&format!("set work.payload_max_bytes = '{setting}'")).await.unwrap();
+        refused(&world, "ML036", "SETTING_INVALID", &["select work.dispatch('t.ok', '{}', 1)"]).await;
+    }
+    world.db.batch_execute("set work.payload_max_bytes = 999999999").await.unwrap();
+    let huge = "select work.dispatch('t.ok', jsonb_build_object('secret', repeat('x', 16777216)), 1)";
+    refused(&world, "ML007", "PAYLOAD_TOO_LARGE", &[huge]).await;
 }
 
 #[tokio::test]

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 use monalisa::sql::{outbox, runs};
 use uuid::Uuid;
 
-use crate::support::{
-    RELAY, RELAY_ALONE, SHORT, World,
-    checks::{Counters, UNFINISHED},
-    connect, in_time, refusal, wait_for,
+use crate::{
+    health::get,
+    support::{
+        RELAY, RELAY_ALONE, SHORT, World,
+        checks::{Counters, UNFINISHED},
+        connect, in_time, refusal, wait_for,
+    },
 };
 
 fn pause() -> Duration {
@@ -668,4 +671,69 @@ async fn a_run_that_somebody_holds_locked_goes_to_no_dead_letter_queue() {
     locked.rollback().await.unwrap();
     world.run_is(run, "succeeded").await;
     assert_eq!(world.trail(run).await, ["started", "succeeded"]);
+}
+
+#[tokio::test]
+async fn a_suspect_that_waits_for_long_lets_its_process_go_on() {
+    let world = World::new().await;
+    let worker = world.start(&[RELAY]).await;
+    let long = world.dispatch("t.sleep", r#"{"s":50}"#).await;
+    world.run_is(long, "running").await;
+    let suspect: Uuid = world.one("select work.dispatch('t.ok', '{}', 1, delay => '0.3 seconds')", &[]).await.get(0);
+    world.db.execute("update work.task_runs set crashes = 2 where run_id = $1", &[&suspect]).await.unwrap();
+    wait_for("the suspect to wait", async || (world.messages("default").await == (0, 2)).then_some(())).await;
+    let began = Instant::now();
+    let other = world.dispatch("t.urgent", "{}").await;
+    // Meanwhile PostgreSQL is asked all the same: health knows.
+    let port = worker.health_port().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let report: serde_json::Value = serde_json::from_str(&get(port, "/healthz").1).unwrap();
+    let age = report["parts"]["database"]["secondsSinceProgress"].as_f64().unwrap();
+    assert!(age < 5.0, "{report}");
+    assert_eq!(world.trail(other).await.len(), 0, "nothing starts while a suspect waits");
+    world.run_is(other, "succeeded").await;
+    in_time(began, Duration::from_secs(35));
+    assert_eq!(world.counters(suspect).await, Counters { crashes: 2, ..Counters::default() });
+    let wait: f64 = world
+        .one("select extract(epoch from available_at - clock_timestamp())::float8 from work.task_runs where run_id = $1", &[&suspect])
+        .await
+        .get(0);
+    assert!((100.0..=120.0).contains(&wait), "its turn comes in {wait} s");
+    assert!(worker.lines().iter().any(|line| line.contains("waits to be alone here")));
+}
+
+#[tokio::test]
+async fn handlers_that_block_their_threads_hold_up_no_other() {
+    let world = World::new().await;
+    let _worker = world.start(&[RELAY, ("MONALISA_CONCURRENCY", "t.block=12")]).await;
+    for _ in 0..12 {
+        world.dispatch("t.block", r#"{"s":20}"#).await;
+    }
+    world.count_is("select count(*) from work.task_runs where status = 'running'", 12).await;
+    let began = Instant::now();
+    for _ in 0..5 {
+        let run = world.dispatch("t.ok", "{}").await;
+        world.run_is(run, "succeeded").await;
+    }
+    in_time(began, Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_server_that_is_out_of_disk_or_memory_costs_no_attempt() {
+    let world = World::new().await;
+    let exhausted = "create table public.exhausted as select '53100' as code; grant select on public.exhausted to public;
+                     create function public.work_or_not() returns void language plpgsql as $$ declare v_code text; begin
+                       select code into v_code from public.exhausted;
+                       if v_code <> '' then raise exception 'could not extend file' using errcode = v_code; end if;
+                     end $$";
+    world.db.batch_execute(exhausted).await.unwrap();
+    let _worker = world.start(&[RELAY]).await;
+    let run = world.dispatch("t.sql", r#"{"q":"select public.work_or_not()"}"#).await;
+    for code in ["53200", "58030", ""] {
+        let before = world.counters(run).await.interruptions;
+        wait_for("an interruption", async || (world.counters(run).await.interruptions > before).then_some(())).await;
+        world.db.execute("update public.exhausted set code = $1", &[&code]).await.unwrap();
+    }
+    world.run_is(run, "succeeded").await;
+    assert_eq!((world.counters(run).await.failures, world.counters(run).await.crashes), (0, 0));
 }

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Process, RELAY, SHORT, World, in_time, wait_for};
+use crate::support::{Process, RELAY, SHORT, World, connect, in_time, wait_for};
 
 /// Status and body of a GET.
-fn get(port: u16, path: &str) -> (u16, String) {
+pub fn get(port: u16, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -105,9 +105,17 @@ async fn whatever_hangs_turns_health_within_its_bound_and_is_named_and_well_agai
         let world = World::new().await;
         let worker = world.start(&[default, RELAY, brief]).await;
         wait_for("readiness", async || (get(worker.health_port().await, "/healthz").0 == 200).then_some(())).await;
-        fault(&world, r#"{"op":"SendMessageBatch","mode":"error","status":500,"code":"InternalError"}"#);
+        // What another queue takes meanwhile hides nothing.
+        let api = connect(&world.url(None)).await;
+        let others = tokio::spawn(async move {
+            while api.execute("select work.dispatch('t.urgent', '{}', 1)", &[]).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+        fault(&world, r#"{"op":"SendMessageBatch","queue_contains":"t-default","mode":"error","status":500,"code":"InternalError"}"#);
         world.dispatch("t.ok", "{}").await;
         turns_bad_and_back(&world, &worker, "relay", "SendMessageBatch", || world.sqs.clear_faults()).await;
+        others.abort();
     };
     let heartbeats = async {
         let world = World::new().await;

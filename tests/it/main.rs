@@ -3,6 +3,7 @@
 
 mod api_teams;
 mod archive;
+mod boot;
 mod catalogue;
 mod client;
 mod clocks;
@@ -24,6 +25,7 @@ mod health;
 mod idempotency;
 mod idempotency_races;
 mod kit;
+mod mail;
 mod migrate;
 mod new_crate;
 mod operator;

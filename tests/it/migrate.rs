@@ -91,8 +91,16 @@ async fn a_newer_schema_is_a_warning_and_no_reason_to_stop() {
     let newest = world.count("select max(version)::bigint from work.schema_history").await;
     let said = format!("version {newest}, and {} here", newest - 1);
     assert!(warning["message"].as_str().unwrap().contains(&said), "{warning}");
+    // That version has a function with one more parameter, and a view with one more column.
+    let newer =
+        "create function work.cancel(run_id uuid, reason text, labels jsonb default null) returns text language sql as 'select null::text';
+                 drop function work.cancel(uuid, text);
+                 create or replace view work.queue_status as select s.*, 1 as newer from work.queue_status() s";
+    world.db.batch_execute(newer).await.unwrap();
     let mut migrate = world.spawn_with("test-workers", &["migrate"], &[("DATABASE_URL", &world.url(None))]);
     assert!(migrate.exit().await.success());
+    assert_eq!(world.count("select count(*) from pg_proc where proname = 'cancel' and 'labels' = any (proargnames)").await, 1);
+    world.db.batch_execute("select newer from work.queue_status").await.unwrap();
     let lines = migrate.all_lines().await;
     assert!(
         lines.iter().any(|line| line.contains("the schema is newer")) && !lines.iter().any(|line| line.contains("ERROR")),
@@ -170,4 +178,37 @@ async fn an_index_is_made_beside_the_work_also_where_it_was_left_half_made() {
                     where i.indrelid = 'work.task_runs'::regclass and c.relname like '%unfinished%'";
     assert_eq!(world.one(indexes, &[]).await.get::<_, String>(0), "task_runs_unfinished_due_idx true");
     is_migrated_once(&world).await;
+}
+
+#[tokio::test]
+async fn logins_that_migrate_may_change_and_who_may_not_is_told_who_may() {
+    let world = World::empty().await;
+    let [first, second] = ["first", "second"].map(|name| format!("{name}_{}", uuid::Uuid::new_v4().simple()));
+    let database: String = world.one("select current_database()::text", &[]).await.get(0);
+    let roles = format!(
+        "create role {first} login; create role {second} login; alter database {database} owner to {first};
+         grant create on schema public to {first}; grant create on database {database} to {second}"
+    );
+    world.db.batch_execute(&roles).await.unwrap();
+    let migrate = |role: &str| world.command_with("workers", &["migrate"], &[("DATABASE_URL", &world.url(Some(role)))]);
+    let done = migrate(&first);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let refused = migrate(&second);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && said.contains(&format!("belongs to {first}")) && said.contains(&format!("grant {first} to {second}")),
+        "{said}"
+    );
+    world.db.batch_execute(&format!("grant {first} to {second}; drop function work.cancel(uuid, text)")).await.unwrap();
+    let done = migrate(&second);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let others = "select count(*) from pg_proc p where p.pronamespace = 'work'::regnamespace and pg_get_userbyid(p.proowner) <> $1";
+    assert_eq!(world.one(others, &[&first]).await.get::<_, i64>(0), 0);
+    world
+        .db
+        .batch_execute(&format!(
+            "alter database {database} owner to postgres; drop owned by {first}, {second} cascade; drop role {first}, {second}"
+        ))
+        .await
+        .unwrap();
 }

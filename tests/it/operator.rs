@@ -283,4 +283,16 @@ async fn a_letter_of_a_generation_that_a_restored_run_has_not_reached_reopens_it
     assert_eq!(reopen(4).await, Some(5), "above the letter, so that a copy of it is old");
     put(&world, run, "failed").await;
     assert_eq!(reopen(4).await, None);
+    // One that is far ahead was made by hand, and would bring the run to no end of its generations.
+    assert_eq!((reopen(1_006).await, reopen(i32::MAX).await), (None, None));
+    for mark in ["null", "0", "-1", "1006", "2147483647"] {
+        let error = refusal(world.db.query(&format!("select work.redrive('{run}', {mark}, 'a reason')"), &[]).await);
+        assert_eq!((error.code().code(), error.hint().is_some()), ("ML035", true), "{mark}");
+    }
+    let judge = async |mark: i32| -> String {
+        let sql = monalisa::sql::runs::JUDGE.text;
+        world.one(sql, &[&vec![run], &vec![1], &vec![mark], &vec![1], &vec!["t.ok"], &0.0]).await.get("verdict")
+    };
+    assert_eq!((judge(5).await.as_str(), judge(1_006).await.as_str()), ("redriven", "done"));
+    assert_eq!(reopen(1_005).await, Some(1_006));
 }

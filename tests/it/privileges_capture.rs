@@ -282,3 +282,83 @@ async fn every_function_names_its_tables_with_their_schema_and_looks_in_temporar
                       where t.tgrelid in (select oid from pg_class where relnamespace = 'work'::regnamespace) and not t.tgisinternal and p.pronamespace <> 'work'::regnamespace";
     assert_eq!(world.count(elsewhere).await, 0);
 }
+
+/// An operator for each two types that none of PostgreSQL's fits exactly, and functions that fit better than one for any types, in `public`.
+const BETTER_FITS: &str = r"
+    create sequence public.stepped_worker;
+    create sequence public.stepped_other;
+    grant usage on sequence public.stepped_worker, public.stepped_other to public;
+    create function public.step() returns void language sql set search_path = pg_catalog as
+      $$ select nextval(case when current_user = 'test_worker' then 'public.stepped_worker' else 'public.stepped_other' end) $$;
+    set search_path = pg_catalog;
+    do $do$
+    declare
+      v_types text[] := '{int2,int4,int8,float8,numeric,text,interval,timestamptz,timestamp,bool,uuid,jsonb,name}';
+      v_left text;
+      v_right text;
+      v_op text;
+    begin
+      foreach v_left in array v_types loop
+        foreach v_right in array v_types loop
+          foreach v_op in array '{+,-,*,/,<,<=,>,>=,=,<>,||}'::text[] loop
+            if not exists (select from pg_operator where oprnamespace = 'pg_catalog'::regnamespace and oprname = v_op
+                              and oprleft = v_left::regtype and oprright = v_right::regtype) then
+              execute format('create function public.%I(%s, %s) returns %s language plpgsql as $$ begin perform public.step(); return null; end $$',
+                             'trap' || v_op, v_left, v_right, case when v_op in ('+', '-', '*', '/', '||') then v_left else 'bool' end);
+              execute format('create operator public.%s (function = public.%I, leftarg = %s, rightarg = %s)', v_op, 'trap' || v_op, v_left, v_right);
+            end if;
+          end loop;
+        end loop;
+      end loop;
+      foreach v_left in array '{text,name,int4,int8,uuid,jsonb}'::text[] loop
+        execute format('create function public.format(text, %s) returns text language plpgsql as $$ begin perform public.step(); return null; end $$', v_left);
+        execute format('create function public.format(text, %s, text) returns text language plpgsql as $$ begin perform public.step(); return null; end $$', v_left);
+        execute format('create function public.jsonb_build_object(text, %s) returns jsonb language plpgsql as $$ begin perform public.step(); return null; end $$', v_left);
+      end loop;
+    end $do$;
+    reset search_path;
+";
+
+#[tokio::test]
+async fn nobody_who_may_create_in_public_is_run_by_a_migration_the_archive_or_the_workers() {
+    let world = World::new().await;
+    world.db.batch_execute(BETTER_FITS).await.unwrap();
+    let called = async |who: &str| world.one(&format!("select is_called from public.stepped_{who}"), &[]).await.get::<_, bool>(0);
+    let migrate = world.command_with("workers", &["migrate"], &[("DATABASE_URL", &world.url(None))]);
+    assert!(migrate.status.success(), "{}", String::from_utf8_lossy(&migrate.stderr));
+    assert!(!called("other").await, "by the migration");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/ops/archive_runs.sql");
+    let archive = std::process::Command::new("psql").args(["-X", "-f", script]).arg(world.url(None)).output().unwrap();
+    assert!(archive.status.success(), "{}", String::from_utf8_lossy(&archive.stderr));
+    assert!(!called("other").await, "by the archive");
+    // They do work: whoever does not fit exactly steps into them.
+    world.db.batch_execute("select format('%s', 'x'::text)").await.unwrap();
+    assert!(called("other").await);
+
+    let environment = [("MONALISA_RELAY", "true"), ("MONALISA_LOCAL_SCHEDULER", "true"), ("MONALISA_STOP_TIMEOUT_MS", "6500")];
+    let mut worker = world.start(&environment).await;
+    let mut ended = Vec::new();
+    for (unit, payload, end) in [
+        ("t.ok", "{}", "succeeded"),
+        ("t.idle", "{}", "succeeded"),
+        ("t.permanent", r#"{"msg":"x"}"#, "failed"),
+        ("t.sql", r#"{"q":"select 1/0"}"#, "retrying"),
+        ("t.sql", r#"{"q":"do $$ begin raise exception 'x' using errcode = '57P01'; end $$"}"#, "queued"),
+    ] {
+        ended.push((world.dispatch(unit, payload).await, end));
+    }
+    for (run, end) in &ended {
+        match *end {
+            "queued" => world.count_is("select count(*) from work.run_events where event = 'interrupted'", 1).await,
+            "retrying" => world.count_is("select count(*) from work.run_events where event = 'retrying'", 1).await,
+            end => world.run_is(*run, end).await,
+        }
+    }
+    let purge = world.one("select work.dispatch('maintenance.purge')", &[]).await.get(0);
+    world.run_is(purge, "succeeded").await;
+    let drained = world.dispatch("t.sleep", r#"{"s":20}"#).await;
+    world.run_is(drained, "running").await;
+    worker.stop().await;
+    assert_eq!(world.trail(drained).await, ["started", "given_back"]);
+    assert!(!called("worker").await, "by the workers");
+}

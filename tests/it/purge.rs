@@ -336,3 +336,29 @@ async fn a_purge_comes_however_often_its_process_is_replaced() {
     let fired = "select count(*) from work.task_runs where schedule = 'maintenance.purge' and scheduled_for <= created_at";
     assert!(world.count(fired).await >= 2);
 }
+
+#[tokio::test]
+async fn keys_are_purged_at_the_same_cost_beside_a_backlog_that_statistics_do_not_know() {
+    let world = World::without_queues().await;
+    let runs = "insert into work.task_runs (run_id, tenant_id, unit, kind, queue, context, payload)
+                select gen_random_uuid(), 1, 't.ok', 'task', 'default', 'tenant', '{}' from generate_series(1, $1)";
+    world.db.batch_execute("alter table work.task_runs set (autovacuum_enabled = off)").await.unwrap();
+    world.db.execute(runs, &[&20_i32]).await.unwrap();
+    world.db.batch_execute("analyze work.task_runs").await.unwrap();
+    world.db.execute(runs, &[&20_000_i32]).await.unwrap();
+    let keys = "insert into work.idempotency_keys (tenant_id, key, run_ids, request_hash, expires_at)
+                select 1, i::text, array[gen_random_uuid()], '', now() - interval '1 hour' - i * interval '1 ms' from generate_series(1, 400) i;
+                analyze work.idempotency_keys";
+    world.db.batch_execute(keys).await.unwrap();
+    let client = prepared(&world, idempotency::PURGE).await;
+    let plan: Value = client.query_one("explain (analyze, format json) execute purge (null, 400)", &[]).await.unwrap().get(0);
+    fn rows(node: &Value) -> f64 {
+        let number = |name: &str| node[name].as_f64().unwrap_or_default();
+        let own =
+            (number("Actual Rows") + number("Rows Removed by Filter") + number("Rows Removed by Join Filter")) * number("Actual Loops");
+        own + node["Plans"].as_array().into_iter().flatten().map(rows).sum::<f64>()
+    }
+    let read = rows(&plan[0]["Plan"]);
+    assert!(read < 20_000.0, "{read} rows for 400 keys: {plan:#}");
+    assert_eq!(world.count("select count(*) from work.idempotency_keys").await, 0);
+}

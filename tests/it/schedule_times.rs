@@ -237,7 +237,7 @@ fn the_coming_twenty_times_of_six_schedules_around_each_change_are_those_of_an_i
         // Whether what is shown twice fires twice: not what runs at fixed times, but what runs on through the night.
         for (text, twice, days) in [
             (format!("cron({minute} {hour} * * ? *)"), false, 23),
-            (format!("cron({minute} {hour},{} * * ? *)", (hour + 12) % 24), false, 12),
+            (format!("cron({minute} {hour},{} * * ? *)", (hour + 2) % 24), false, 12),
             (format!("cron({minute} {hour} ? * SUN,SAT *)"), false, 80),
             ("cron(0/15 * * * ? *)".to_owned(), true, 1),
             ("cron(45 * * * ? *)".to_owned(), true, 2),

@@ -149,7 +149,10 @@ async fn what_was_made_with_an_older_signature_is_named_and_nothing_of_the_migra
     let migrated = world.command("test-workers", &["migrate"]);
     let said = String::from_utf8_lossy(&migrated.stderr).into_owned();
     assert!(
-        !migrated.status.success() && said.contains("SIGNATURE_IN_USE: ") && said.contains("ML033") && said.contains("view makes_one"),
+        !migrated.status.success()
+            && said.contains("SIGNATURE_IN_USE: ")
+            && said.contains("ML033")
+            && said.contains("view public.makes_one"),
         "{said}"
     );
     assert!(said.contains("make it anew") && !said.contains("CASCADE"), "{said}");

@@ -117,7 +117,7 @@ fn a_header_lists_the_errors_a_function_raises_by_its_own_hand() {
         codes,
         [
             "ML001", "ML002", "ML003", "ML004", "ML005", "ML006", "ML007", "ML008", "ML009", "ML010", "ML011", "ML012", "ML013", "ML015",
-            "ML016", "ML017", "ML018", "ML019", "ML030", "ML031", "ML032"
+            "ML016", "ML017", "ML018", "ML019", "ML030", "ML031", "ML032", "ML035", "ML036"
         ]
     );
 }

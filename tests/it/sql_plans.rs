@@ -155,7 +155,8 @@ async fn parameters(world: &World, statement: Statement) -> String {
         "testing/forward" => "60".to_owned(),
         "testing/ended" => format!("'{run}'"),
         "testing/outbox_end" => String::new(),
-        "ops/clock" | "ops/schema_version" | "ops/may_work" | "ops/connections" | "ops/outbox_health" | "ops/queue_health" => String::new(),
+        "ops/clock" | "ops/schema_version" | "ops/schema_owner" | "ops/may_work" | "ops/connections" | "ops/outbox_health"
+        | "ops/queue_health" => String::new(),
         other => panic!("the test has no parameters for {other}"),
     }
 }
@@ -274,6 +275,7 @@ async fn a_look_at_the_views_reads_some_ten_thousand_rows_by_an_index_however_ma
         ("runs", "task_runs_pkey"),
         ("runs((select max(run_id::text)::uuid from work.runs))", "task_runs_pkey"),
         ("trail", "run_events_pkey"),
+        ("schedule_history where schedule = 't.ok' order by scheduled_for desc limit 20", "task_runs_origin_key"),
         ("trail((select max(run_id::text)::uuid from work.runs))", "run_events_run_id_idx"),
     ] {
         let _ = nodes(&mut plans);

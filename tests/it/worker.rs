@@ -141,6 +141,9 @@ async fn bodies_that_are_not_ours_end_in_the_dead_letter_queue_with_a_reason() {
     world.run_is(run, "succeeded").await;
     world.messages_are("default", 0).await;
     world.messages_are("default-dlq", 6).await;
+    let listed = world.command("workers", &["dlq", "show", "--error", "NO_SUCH_RUN"]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(listed.contains("NO_SUCH_RUN") && listed.contains("\n1 dead letters"), "{listed}");
     for letter in world.dead_letters("default").await {
         let attributes = letter.message_attributes().unwrap();
         let code = attributes["code"].string_value().unwrap();

@@ -97,7 +97,7 @@ async fn a_second_signal_exits_at_once_and_the_run_is_taken_over() {
     first.log("stopping").await;
     first.signal("INT");
     let began = Instant::now();
-    first.exit().await;
+    assert!(first.exit().await.success(), "stopped by a signal");
     in_time(began, Duration::from_secs(2));
     assert_eq!((world.trail(run).await.len(), world.effects(run).await), (0, 0));
     let _second = world.start(&[DEFAULT, SHORT]).await;

@@ -89,8 +89,17 @@ impl PgServer {
 
     /// Starts it, also after a crash, and waits until it has recovered.
     pub fn go(&self) {
-        let log = self.folder.join("server.log").display().to_string();
-        self.run("pg_ctl", &["-l", &log, "-w", "-t", "60", "start"]);
+        let path = self.folder.join("server.log");
+        let log = path.display().to_string();
+        let start = format!("{}/pg_ctl -D {} -l {log} -w -t 60 start", self.programs.display(), self.folder.display());
+        // After a crash what it shared may still be there, or somebody may use its port for a moment.
+        for _ in 0..5 {
+            if is_done(&start) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+        panic!("it does not start: {}", std::fs::read_to_string(path).unwrap_or_default());
     }
 
     /// Stops it as a crash does: nothing is flushed.
@@ -100,7 +109,8 @@ impl PgServer {
 
     /// Stops it and starts it again. `mode` is fast or immediate.
     pub fn restart(&self, mode: &str) {
-        self.run("pg_ctl", &["-m", mode, "-w", "-t", "60", "restart"]);
+        self.run("pg_ctl", &["-m", mode, "-w", "-t", "60", "stop"]);
+        self.go();
     }
 
     pub fn url(&self) -> String {
@@ -123,13 +133,17 @@ impl PgServer {
 
 /// Neither PostgreSQL nor PgBouncer runs as root.
 pub fn as_postgres(command: &str) {
+    assert!(is_done(command), "{command}");
+}
+
+fn is_done(command: &str) -> bool {
     let root = Command::new("id").arg("-u").output().expect("id runs").stdout.starts_with(b"0\n");
     let mut shell = if root { Command::new("runuser") } else { Command::new("sh") };
     if root {
         shell.args(["-u", "postgres", "--", "sh"]);
     }
     let done = shell.args(["-c", command]).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    assert!(done.expect("a shell runs").success(), "{command}");
+    done.expect("a shell runs").success()
 }
 
 impl Drop for PgServer {
