@@ -82,7 +82,7 @@ async fn a_relay_killed_at_any_statement_loses_nothing() {
     let world = World::new().await;
     let proxy = world.pg_proxy().await;
     let points = ["outbox/due", "START TRANSACTION", "outbox/claim", "outbox/mark_sent", "COMMIT"];
-    let (mut rows, mut answers) = (0, 0);
+    let (mut rows, mut answers, mut again) = (0, 0, 10);
     for point in points {
         let mut relay = behind(&world, &proxy).await;
         loop {
@@ -103,11 +103,14 @@ async fn a_relay_killed_at_any_statement_loses_nothing() {
         world.count_is(sessions, 0).await;
         let sent = world.count("select count(*) from work.outbox_messages where sent_at is not null").await;
         assert!(sent == rows - 10 || point == "COMMIT" && sent == rows, "{point}: {sent} of {rows}");
+        // What was held was a commit of the repair, and the relay may have sent meanwhile.
+        again += if point == "COMMIT" && sent < rows { 10 } else { 0 };
         // The next life of it takes up what was left.
         let _next = world.start(RELAY_ALONE).await;
         world.sent_within(rows, SOON).await;
     }
-    assert_eq!(world.messages_sent() as i64, rows + 10, "only what was killed between send and commit was sent again");
+    let sent = world.messages_sent() as i64 - rows;
+    assert!((10..=again).contains(&sent), "{sent} were sent again: only what was killed between send and commit is");
 }
 
 #[tokio::test]
