@@ -8,6 +8,7 @@ as $$
 declare
   v_place   bigint := 0;
   v_payload jsonb;
+  v_message text;
   v_detail  text;
   v_hint    text;
 begin
@@ -25,8 +26,10 @@ exception
       raise;
     end if;
     get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-    raise exception using
-      message = format('%s; it is number %s of %s', sqlerrm, v_place, cardinality(p_payloads)),
-      errcode = sqlstate, detail = v_detail, hint = v_hint;
+    v_message := format('%s; it is number %s of %s', sqlerrm, v_place, cardinality(p_payloads));
+    if v_detail = '' then
+      raise exception using message = v_message, errcode = sqlstate, hint = v_hint;
+    end if;
+    raise exception using message = v_message, errcode = sqlstate, detail = v_detail, hint = v_hint;
 end
 $$;

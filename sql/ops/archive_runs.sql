@@ -37,7 +37,7 @@ set default_transaction_isolation = 'read committed';
 do $archive$
 declare
   v_owner  name := (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'work.run_events'::regclass);
-  v_other  name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'work_archive');
+  v_other  name;
   v_table  text;
   v_key    text;
   v_column record;
@@ -50,6 +50,9 @@ begin
     raise exception 'ARCHIVE_REFUSED: % is not the owner of the ledger', current_user
       using errcode = 'ML034', hint = format('Run it as %s, which migrates, or as a superuser.', v_owner);
   end if;
+  -- Of several at once the first makes it.
+  perform pg_advisory_xact_lock(hashtext('work_archive'));
+  v_other := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'work_archive');
   if v_other <> v_owner then
     raise exception 'ARCHIVE_REFUSED: schema work_archive belongs to %', v_other
       using errcode = 'ML034', hint = format('The archive belongs to the owner of the ledger: alter schema work_archive owner to %I.', v_owner);

@@ -170,6 +170,18 @@ async fn an_archive_is_refused_for_young_runs_by_others_than_the_owner_and_into_
 }
 
 #[tokio::test]
+async fn the_first_archives_may_be_several_at_once() {
+    let world = World::without_queues().await;
+    runs(&world, 200, 120, Some(119), "old", "now() - interval '119 days'").await;
+    let at_once: Vec<_> = (0..6).map(|_| psql(&world, None, &["batch=20"]).spawn().expect("psql is installed")).collect();
+    for archive in at_once {
+        let output = archive.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    assert_eq!(world.count("select count(*) from work_archive.task_runs").await, 200);
+}
+
+#[tokio::test]
 async fn an_archive_that_is_killed_goes_on_where_it_was_beside_others_and_the_work() {
     let world = World::new().await;
     let old = 4_000;

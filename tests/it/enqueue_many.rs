@@ -63,6 +63,7 @@ async fn one_that_is_refused_refuses_all_and_is_named() {
         assert_eq!(error.code().code(), code, "{arguments}: {error:?}");
         assert!(error.message().contains(text), "{arguments}: {}", error.message());
         assert!(code == "23503" || error.hint().is_some(), "{arguments} has no hint");
+        assert_ne!(error.detail(), Some(""), "{arguments}");
     }
     let large = "select work.dispatch_many('t.ok', array[jsonb_build_object('s', repeat('x', 1048576))], 1)";
     assert!(refusal(world.db.query(large, &[]).await).detail().is_some_and(|detail| detail.contains("1048576 bytes")));
