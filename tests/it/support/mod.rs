@@ -97,7 +97,8 @@ async fn template() -> &'static str {
             for statement in monalisa::sql::REAPPLIED.iter().copied().chain(indexes) {
                 statement.text.hash(&mut hasher);
             }
-            include_str!("mod.rs").hash(&mut hasher);
+            // What migrates, beside what it applies.
+            (include_str!("mod.rs"), include_str!("../../../src/migrate.rs"), include_str!("../../../src/sql.rs")).hash(&mut hasher);
             let name = format!("template_{:016x}", hasher.finish());
             let server = required("DATABASE_URL");
             let admin = connect(&server).await;
