@@ -2,7 +2,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run psql bench-latency bench-memory bench-purge bench-repair bench-size
+.PHONY: help setup demo up down status test test-faults test-ministack stress mutate check fmt migrate queues run new psql bench-latency bench-memory bench-purge bench-repair bench-size
 
 # Runs a command with the addresses of the local stack.
 WITH_STACK := scripts/stack up && eval "$$(scripts/stack env)" &&
@@ -63,15 +63,21 @@ check: ## Check formatting, lints and documentation
 fmt: ## Format the code
 	@cargo fmt --all
 
+# The binary as setup builds it: of the package alone its dependencies would have other features, and be built again.
+WORKERS := cargo build --quiet --workspace && TARGET=$$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/') && "$$TARGET/debug/workers"
+
 # With DATABASE_URL given these act there; else on the local stack.
 migrate: ## Bring the schema up to date and load the catalogue of units
-	@$(if $(DATABASE_URL),,$(WITH_STACK)) cargo run --quiet --bin workers -- migrate
+	@$(if $(DATABASE_URL),,$(WITH_STACK)) $(WORKERS) migrate
 
 queues: ## Make the SQS queues, or correct their attributes
-	@$(if $(MONALISA_SQS_QUEUE_URL_PREFIX),,$(WITH_STACK)) cargo run --quiet --bin workers -- queues create
+	@$(if $(MONALISA_SQS_QUEUE_URL_PREFIX),,$(WITH_STACK)) $(WORKERS) queues create
 
 run: ## Run the workers and the relay against the local stack
-	@$(WITH_STACK) MONALISA_RELAY=$${MONALISA_RELAY:-true} MONALISA_SQS_WAIT_SECONDS=$${MONALISA_SQS_WAIT_SECONDS:-2} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} cargo run --quiet --bin workers
+	@$(WITH_STACK) export MONALISA_RELAY=$${MONALISA_RELAY:-true} MONALISA_SQS_WAIT_SECONDS=$${MONALISA_SQS_WAIT_SECONDS:-2} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} && $(WORKERS)
+
+new: ## Make a crate for units of your own, beside this clone: make new CRATE=../my-workers
+	@$(if $(CRATE),,$(error say where: make new CRATE=../my-workers)) $(WORKERS) new "$(CRATE)"
 
 psql: ## Open psql on the local database
 	@$(WITH_STACK) psql "$$DATABASE_URL"

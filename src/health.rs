@@ -71,7 +71,7 @@ impl Health {
 pub(crate) async fn bind(port: u16) -> Result<tokio::net::TcpListener, Error> {
     tokio::net::TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], port)))
         .await
-        .map_err(|error| Error::Config(format!("MONALISA_HEALTH_PORT {port} cannot be listened on: {error}; choose another")))
+        .map_err(|error| Error::Config(format!("MONALISA_HEALTH_PORT {port} cannot be listened on: {error}; another process, or one that still drains, has it: wait for that, or choose another")))
 }
 
 /// Serves until the process exits, which does not wait for connections that stay open.

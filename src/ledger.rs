@@ -249,10 +249,11 @@ pub(crate) async fn open_effect(connection: &Object, tenant: Option<i64>, unit: 
 /// Writes `succeeded` into the effect transaction; raises inside the server unless the token is current and the transaction is ours.
 /// The handler may have changed its role; whoever it is now may not finish runs. Both statements go in one round trip.
 /// Whoever holds the run row, such as an operator, is waited for within this limit.
-pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>, limit: Duration) -> Result<(), Error> {
+pub(crate) async fn succeed(connection: &Object, run: &Started, outcome: Option<&str>, limit: Duration) -> Result<bool, Error> {
     let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&run.run_id, &run.token, &outcome];
     let both = try_join(connection.batch_execute("set local role none"), query(connection, sql::runs::SUCCEED, parameters));
-    pools::answered_within(limit, sql::runs::SUCCEED.name, both).await.map(drop)
+    let ((), finished) = pools::answered_within(limit, sql::runs::SUCCEED.name, both).await?;
+    Ok(finished.first().is_some_and(|row| row.try_get("enqueued").unwrap_or_default()))
 }
 
 /// Finishes a run whose handler used no effect transaction.

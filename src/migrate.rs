@@ -234,9 +234,18 @@ pub(crate) struct Orphans {
 pub(crate) async fn difference(database: &Database, catalogue: &Catalogue, service: &str) -> Result<Difference, Error> {
     let mut client = database.connect("diff").await?;
     let transaction = client.transaction().await.map_err(Error::postgres("diff"))?;
-    let changes = load(&transaction, catalogue, service).await?;
+    let changes = match load(&transaction, catalogue, service).await {
+        // Nothing was ever migrated there.
+        Err(error) if error.sqlstate() == Some(&SqlState::INVALID_SCHEMA_NAME) => {
+            catalogue.units().map(|unit| ("added".to_owned(), unit.to_owned())).collect()
+        }
+        changes => changes?,
+    };
     transaction.rollback().await.map_err(Error::postgres("diff"))?;
     let retired: Vec<&String> = changes.iter().filter(|(change, _)| change == "retired").map(|(_, unit)| unit).collect();
+    if retired.is_empty() {
+        return Ok(Difference { changes, orphans: Vec::new() });
+    }
     let rows = client.query(sql::catalogue::UNFINISHED.text, &[/* units */ &retired]).await;
     let orphans = rows.and_then(|rows| rows.iter().map(orphans).collect()).map_err(Error::postgres(sql::catalogue::UNFINISHED.name))?;
     Ok(Difference { changes, orphans })

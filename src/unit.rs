@@ -46,6 +46,8 @@ pub struct Unit {
     pub schedule_timezone: &'static str,
     /// The handler.
     pub handler: Handler,
+    /// Whether the payload type takes this JSON.
+    pub reads: fn(&str) -> Result<(), TaskError>,
     /// Where it is declared, for messages.
     pub place: &'static str,
     /// The package it is declared in.
@@ -66,6 +68,7 @@ impl Unit {
             schedule: "",
             schedule_timezone: "",
             handler,
+            reads: |_| Ok(()),
             place,
             package,
         }
@@ -169,10 +172,14 @@ macro_rules! __unit {
                     $crate::__private::encode($handler(payload, run).await)
                 })
             }
+            fn reads(payload: &str) -> ::std::result::Result<(), $crate::TaskError> {
+                $crate::__private::decode::<$payload>(payload).map(drop)
+            }
             $crate::__private::inventory::submit! {
                 $crate::Unit {
                     name: $name,
                     queue: $queue,
+                    reads,
                     $($option: $value,)*
                     ..$crate::Unit::new($kind, call, concat!(file!(), ":", line!()), env!("CARGO_PKG_NAME"))
                 }
@@ -264,7 +271,13 @@ fn unit_problems(unit: &Unit) -> Vec<String> {
     }
     if !unit.schedule.is_empty() {
         if unit.context == "tenant" {
-            problems.push("a scheduled task has no tenant: its context is platform or system".to_owned());
+            problems.push(
+                "a scheduled task has no tenant: its context is platform or system; for work of tenants let it dispatch a task for each"
+                    .to_owned(),
+            );
+        }
+        if let Err(problem) = (unit.reads)("{}") {
+            problems.push(format!("a schedule fires it with the payload {{}}, and {}; give each field #[serde(default)]", problem.text()));
         }
         if let Err(problem) = schedule::check(unit.schedule, unit.schedule_timezone) {
             problems.push(problem);
@@ -319,6 +332,10 @@ mod tests {
             (Unit { schedule: "cron(0 9 * * 1)", context: "system", ..GOOD }, "write cron(0 9 ? * 2 *)"),
             (Unit { schedule: "rate(1 hour)", schedule_timezone: "New_York", context: "system", ..GOOD }, "America/New_York"),
             (Unit { schedule_timezone: "UTC", ..GOOD }, "no schedule"),
+            (
+                Unit { schedule: "rate(1 hour)", context: "system", reads: |_| Err(TaskError::validation("a field is missing")), ..GOOD },
+                "and a field is missing; give each field #[serde(default)]",
+            ),
             (Unit { kind: Kind::Subscriber { event: "X", version: 1 }, ..GOOD }, "event type"),
             (Unit { kind: Kind::Subscriber { event: "x", version: 0 }, ..GOOD }, "version"),
         ] {

@@ -33,5 +33,7 @@ begin
   )
   insert into work.platform_outbox_messages (run_id, queue, envelope, available_at)
   select run_id, queue, work.envelope(run), available_at from run where tenant_id is null;
+  -- A worker wakes the relay after it has committed an effect with this.
+  perform set_config('work.enqueued', 'on', true);
 end
 $$;

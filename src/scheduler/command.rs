@@ -83,7 +83,10 @@ async fn find(client: &Client, name: &str) -> Result<Known, Error> {
     }
     let near = all.iter().map(|known| &known.name).min_by_key(|known| distance(known, name));
     let near = near.map_or("none is loaded: run workers migrate".to_owned(), |near| format!("did you mean {near}?"));
-    Err(Error::Other(format!("there is no schedule {name:?} (each is named by its task); {near} workers schedule list shows all")))
+    Err(Error::Other(format!(
+        "there is no schedule {name:?} (each is named by its task); {near} workers schedule list shows all. \
+         Schedules are those of the database: after a change of yours run workers migrate"
+    )))
 }
 
 async fn list(client: &Client, say: impl Fn(&str)) -> Result<(), Error> {

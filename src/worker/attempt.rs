@@ -191,11 +191,14 @@ impl Attempt {
         let outcome = outcome.map(storable_json);
         let finished = match effect {
             Some(effect) => self.commit(effect.into_session(), outcome.as_deref()).await,
-            None => self.succeed_alone(outcome.as_deref()).await,
+            None => self.succeed_alone(outcome.as_deref()).await.map(|()| false),
         };
         match finished {
-            Ok(()) => {
+            Ok(enqueued) => {
                 tracing::info!("succeeded");
+                if enqueued {
+                    self.worker.wakes.wake();
+                }
                 Fate::Settle(Settle::Delete)
             }
             Err(error) => match NotFinished::from(error) {
@@ -209,18 +212,22 @@ impl Attempt {
         }
     }
 
-    /// Finishes in the effect transaction. After an error it is over: rolled back, or its session is closed.
-    async fn commit(&self, session: Session, outcome: Option<&str>) -> Result<(), Error> {
+    /// Finishes in the effect transaction; whether that schedules other work. After an error it is over: rolled back, or its session is closed.
+    async fn commit(&self, session: Session, outcome: Option<&str>) -> Result<bool, Error> {
         let limit = pools::effect_limit(self.slot.unit.timeout());
-        if let Err(error) = ledger::succeed(&session, &self.started, outcome, limit).await {
-            if !error.session_is_gone() {
-                session.roll_back().await;
+        let enqueued = match ledger::succeed(&session, &self.started, outcome, limit).await {
+            Ok(enqueued) => enqueued,
+            Err(error) => {
+                if !error.session_is_gone() {
+                    session.roll_back().await;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         // What is deferred to the commit is the handler's, and may take as long as its statements.
         let committed = pools::answered_within(limit, "effect commit", session.batch_execute("commit")).await;
-        if committed.is_ok() { session.end(committed) } else { committed }
+        let committed = if committed.is_ok() { session.end(committed) } else { committed };
+        committed.map(|()| enqueued)
     }
 
     /// Finishes without an effect. What the handler did elsewhere is done: the finish is tried until it is answered, rather than the run.

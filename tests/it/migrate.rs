@@ -122,6 +122,10 @@ async fn an_older_schema_or_none_is_refused_by_the_name_of_the_remedy() {
         let text = workers.all_lines().await.join("\n");
         assert!(text.contains(said) && text.contains("make migrate"), "{change}: {text}");
     }
+    // What a first load would change is told all the same.
+    let difference = world.command_with("workers", &["tasks", "diff"], &[("DATABASE_URL", &world.url(None))]);
+    let said = String::from_utf8_lossy(&difference.stdout).into_owned();
+    assert!(difference.status.success() && said.contains("added     maintenance.purge"), "{said}");
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tokio::{
 use crate::support::{
     World, connect,
     redis_server::{RedisServer, info},
-    wait_for,
+    stretched, wait_for,
 };
 
 #[derive(Serialize, Deserialize)]
@@ -143,4 +143,33 @@ async fn an_idle_relay_asks_every_five_seconds_and_never_reconnects_and_a_wake_i
     let noise: Vec<String> =
         workers.lines().into_iter().filter(|line| line.contains("\"ERROR\"") || line.contains("part\":\"wake")).collect();
     assert!(noise.is_empty(), "{noise:#?}");
+}
+
+#[tokio::test]
+async fn what_a_run_schedules_is_carried_at_once_whether_the_relay_is_in_its_process_or_another() {
+    let world = World::new().await;
+    let redis = RedisServer::start(&[]).await;
+    let url = redis.url();
+    let alone = [("MONALISA_VALKEY_URL", url.as_str()), ("MONALISA_RELAY_SWEEP_MS", "60000")];
+    let with_relay = [alone.as_slice(), &[("MONALISA_RELAY", "true")]].concat();
+    let client = Client::new(Some(&url)).unwrap();
+    let parent_runs = async || {
+        let run = world.dispatch("s.parent", r#"{"ms":300}"#).await;
+        client.wake().await;
+        world.run_is(run, "succeeded").await;
+        world.count_is("select count(*) from work.task_runs where unit = 's.child' and status <> 'succeeded'", 0).await;
+    };
+    let waited = "select max(extract(epoch from o.sent_at - p.finished_at))::float8
+                    from work.task_runs p
+                    join work.task_runs c on c.payload ->> 'parent' = p.run_id::text
+                    join work.platform_outbox_messages o on o.run_id = c.run_id";
+    let together = world.start(&with_relay).await;
+    parent_runs().await;
+    drop(together);
+    let _relay = world.start(&[with_relay.as_slice(), &[("QUEUES", "bulk")]].concat()).await;
+    let _worker = world.start(&alone).await;
+    parent_runs().await;
+    assert_eq!(world.count("select count(*) from work.task_runs where unit = 's.child' and status = 'succeeded'").await, 2);
+    let waited: f64 = world.one(waited, &[]).await.get(0);
+    assert!(waited < stretched(Duration::from_secs(2)).as_secs_f64(), "{waited} s from the commit to the send");
 }
