@@ -340,12 +340,15 @@ async fn a_purge_comes_however_often_its_process_is_replaced() {
 #[tokio::test]
 async fn keys_are_purged_at_the_same_cost_beside_a_backlog_that_statistics_do_not_know() {
     let world = World::without_queues().await;
-    let runs = "insert into work.task_runs (run_id, tenant_id, unit, kind, queue, context, payload)
-                select gen_random_uuid(), 1, 't.ok', 'task', 'default', 'tenant', '{}' from generate_series(1, $1)";
-    world.db.batch_execute("alter table work.task_runs set (autovacuum_enabled = off)").await.unwrap();
-    world.db.execute(runs, &[&20_i32]).await.unwrap();
+    let runs = "insert into work.task_runs (run_id, tenant_id, unit, kind, queue, context, payload, status, finished_at)
+                select gen_random_uuid(), 1, 't.ok', 'task', 'default', 'tenant', '{}', $2, case $2 when 'succeeded' then now() end
+                  from generate_series(1, $1)";
+    let prepare = "alter table work.task_runs set (autovacuum_enabled = off); set session_replication_role = replica";
+    world.db.batch_execute(prepare).await.unwrap();
+    world.db.execute(runs, &[&50_000_i32, &"succeeded"]).await.unwrap();
+    world.db.execute(runs, &[&20_i32, &"queued"]).await.unwrap();
     world.db.batch_execute("analyze work.task_runs").await.unwrap();
-    world.db.execute(runs, &[&20_000_i32]).await.unwrap();
+    world.db.execute(runs, &[&20_000_i32, &"queued"]).await.unwrap();
     let keys = "insert into work.idempotency_keys (tenant_id, key, run_ids, request_hash, expires_at)
                 select 1, i::text, array[gen_random_uuid()], '', now() - interval '1 hour' - i * interval '1 ms' from generate_series(1, 400) i;
                 analyze work.idempotency_keys";
