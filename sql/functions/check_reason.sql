@@ -8,7 +8,7 @@ as $$
 begin
   if coalesce(p_reason, '') !~ '\S' or length(p_reason) > 1000 then
     raise exception 'REASON_MISSING: the reason is empty or longer than 1000 characters'
-      using errcode = 'ML018', hint = 'Say in a sentence why; it is kept in work.actions and in the trail of the run.';
+      using errcode = 'ML018', hint = 'Say in a sentence why; it is kept in work.operator_actions and in the trail of the run.';
   end if;
 end
 $$;

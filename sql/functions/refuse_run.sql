@@ -7,6 +7,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   raise exception 'RUN_NOT_FOUND: there is no run %', coalesce(p_run_id::text, 'null')
-    using errcode = 'ML017', hint = 'Take its id from work.task_runs, the log or the dead letter; each database has its own runs.';
+    using errcode = 'ML017', hint = 'Take its id from work.runs, the log or the dead letter; each database has its own runs.';
 end
 $$;

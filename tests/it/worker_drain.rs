@@ -153,12 +153,14 @@ async fn a_drain_that_begins_while_postgresql_hangs_lets_its_messages_go() {
 /// A worker in a drain with a run under way that was cut off from PostgreSQL, or hears nothing from it any more.
 async fn without_postgresql(world: &World, frozen: bool) -> Process {
     let proxy = world.pg_proxy().await;
-    let mut worker = world.start(&[DEFAULT, SOON, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
-    let run = world.dispatch("t.first", r#"{"s":5}"#).await;
+    // The drain lasts long enough to be cut off in the middle of it.
+    let budget = ("MONALISA_STOP_TIMEOUT_MS", "9000");
+    let mut worker = world.start(&[DEFAULT, budget, ("DATABASE_URL", &proxy.through(&world.url(Some("test_worker"))))]).await;
+    let run = world.dispatch("t.first", r#"{"s":8}"#).await;
     world.run_is(run, "running").await;
     assert!(lease(world).await > 60.0, "of a visibility of two minutes");
     worker.signal("TERM");
-    wait_for("the lease to be shortened", async || (lease(world).await < 7.5).then_some(())).await;
+    wait_for("the lease to be shortened", async || (lease(world).await < 10.0).then_some(())).await;
     if frozen {
         proxy.freeze();
     } else {
@@ -167,7 +169,7 @@ async fn without_postgresql(world: &World, frozen: bool) -> Process {
     }
     let began = Instant::now();
     worker.exit().await;
-    in_time(began, Duration::from_secs(8));
+    in_time(began, Duration::from_secs(11));
     worker
 }
 
@@ -182,7 +184,7 @@ async fn a_drain_without_postgresql_lets_its_messages_go_and_its_lease_ends_with
         let _second = world.start(&[DEFAULT]).await;
         let run = world.one("select run_id from work.task_runs", &[]).await.get(0);
         wait_for("the run to be taken over", async || (world.trail(run).await.len() > 1).then_some(())).await;
-        in_time(began, Duration::from_secs(10));
+        in_time(began, Duration::from_secs(13));
         // Nobody could write down that it was given back: this is the one stop that counts.
         assert_eq!(world.counters(run).await, Counters { crashes: 1, ..Counters::default() });
         world.ended_well(run, &["started", "lost", "started", "succeeded"]).await;
