@@ -305,7 +305,7 @@ async fn a_lease_that_lapsed_in_an_outage_is_left_to_its_worker_for_a_while() {
     }
     world.sqs.fault(r#"{"mode":"error","status":500,"code":"InternalError"}"#).unwrap();
     world.count_is("select count(*) from work.task_runs where lease_expires_at < clock_timestamp() - interval '8 s'", 1).await;
-    // The second is back first, and is offered the run; its repair would take it too.
+    // The second is back first, and is offered the run.
     world.sqs.clear_faults();
     of_second.accept().await;
     second.log("works again").await;
