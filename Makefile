@@ -74,7 +74,7 @@ queues: ## Make the SQS queues, or correct their attributes
 	@$(if $(MONALISA_SQS_QUEUE_URL_PREFIX),,$(WITH_STACK)) $(WORKERS) queues create
 
 run: ## Run the workers and the relay against the local stack
-	@$(WITH_STACK) export MONALISA_RELAY=$${MONALISA_RELAY:-true} MONALISA_SQS_WAIT_SECONDS=$${MONALISA_SQS_WAIT_SECONDS:-2} QUEUES=$${QUEUES:-critical,default,bulk,maintenance} && $(WORKERS)
+	@$(WITH_STACK) export MONALISA_RELAY=$${MONALISA_RELAY:-true} && $(WORKERS)
 
 new: ## Make a crate for units of your own, beside this clone: make new CRATE=../my-workers
 	@$(if $(CRATE),,$(error say where: make new CRATE=../my-workers)) $(WORKERS) new "$(CRATE)"
